@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import worlds
+from PIL import Image
 from safetensors.torch import load_file
 
 import subquad
@@ -103,6 +104,14 @@ def test_the_commands_judge_and_show(run, objects, tmp_path, capsys):
     subquad.report([run], tmp_path / "page.html", scaling=False)
     page = (tmp_path / "page.html").read_text()
     assert "box AP %" in page and "Predictions against truth" in page and "truth: 2 objects" in page
+
+
+def test_an_image_that_a_network_refuses_is_named(run, objects, tmp_path, capsys):
+    """Its size was said alone, which among thousands is no help."""
+    Image.new("RGB", (300, 2)).save(tmp_path / "thin.png")
+    assert main(["detect", "predict", str(tmp_path), "--checkpoint", str(run), "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"subquad: {tmp_path / 'thin.png'}: an image of 300×2 px is less than a pixel thin")
 
 
 def test_training_and_judging_agree_whatever_stands_beside_an_image(run, objects):

@@ -1,5 +1,6 @@
 """Image files to look at: those named, those in folders, those that can be read; and what is written of them."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,15 @@ def check_no_image(output: Path, paths: Iterable[Path | str], flag: str) -> None
     target = find_path(output).resolve()
     if any(target == file.resolve() for file in image_files(paths)):
         raise SubquadError(f"{output} is one of the images: name another {flag}")
+
+
+@contextlib.contextmanager
+def said_of(path: Path) -> Iterator[None]:
+    """Name the image that a network refuses: among thousands of a folder its size does not say which it is."""
+    try:
+        yield
+    except SubquadError as error:
+        raise SubquadError(f"{path}: {error}") from None
 
 
 def readable_pictures(

@@ -22,7 +22,7 @@ from subquad.tasks.detection.average_precision import DetectionResult, evaluate_
 from subquad.tasks.detection.detectors import Detector
 from subquad.tasks.detection.object_data import ObjectDataset, load_objects
 from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
-from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, save_picture
+from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, said_of, save_picture
 from subquad.tasks.palette import colour
 from subquad.tasks.task import Gallery
 from subquad.tasks.trained import ImageNetwork, Trained
@@ -152,12 +152,14 @@ def predict_objects(
     keep no box of a lower score; those of other libraries whose queries are objects do.
 
     Raises:
-        SubquadError: no image can be read, two would be written to one file, or the network gives no numbers.
+        SubquadError: no image can be read, two would be written to one file, or the network refuses an image or gives
+            no numbers.
     """
     planned = {image.path: image.outputs[0] for image in plan_outputs(images, folder, ("-objects.png",))}
     bar = tqdm(planned, desc="detecting", leave=False, disable=None)
     for path, picture in readable_pictures(bar, strict=strict, log=log):
-        found = find_objects(trained, picture, threshold)
+        with said_of(path):
+            found = find_objects(trained, picture, threshold)
         check_finite(found["boxes"], path)
         save_picture(draw_objects(picture, found, trained.classes), planned[path])
         rows = zip(found["labels"].tolist(), found["scores"].tolist(), found["boxes"].tolist(), strict=True)

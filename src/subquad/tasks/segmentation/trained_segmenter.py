@@ -21,7 +21,7 @@ from subquad.tasks.accuracy import check_finite, evaluating
 from subquad.tasks.class_names import check_classes
 from subquad.tasks.confusion import save_confusion
 from subquad.tasks.held_out import HeldOut, evenly_some
-from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, save_picture
+from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, said_of, save_picture
 from subquad.tasks.palette import colour
 from subquad.tasks.segmentation.intersection_over_union import (
     SegmentationResult,
@@ -208,7 +208,8 @@ def predict_scenes(
     subfolders.
 
     Raises:
-        SubquadError: no image can be read, two would be written to one file, or the network gives no numbers.
+        SubquadError: no image can be read, two would be written to one file, or the network refuses an image or gives
+            no numbers.
     """
     transform = SceneTransform(trained.input)
     planned = {image.path: image.outputs for image in plan_outputs(images, folder, (".png", "-overlay.png"))}
@@ -216,7 +217,7 @@ def predict_scenes(
     for path, picture in readable_pictures(bar, strict=strict, log=log):
         size = picture.size[::-1]
         x = transform(picture, np.zeros(size, np.uint8))[0]
-        with evaluating(trained.model):
+        with said_of(path), evaluating(trained.model):
             logits = segment(trained.model, x.to(trained.device), size, trained.window(slide))
         check_finite(logits, path)
         labels = logits.argmax(0).to(torch.uint8).cpu().numpy()
