@@ -79,7 +79,7 @@ def add_commands(commands: Commands) -> None:
         "--engines",
         nargs="*",
         metavar="FORMAT",
-        help="of `subquad export`, to time; installed ones if left out, or none",
+        help="of `subquad export`, to time; installed ones if left out, no engine if no FORMAT follows",
     )
     sub.add_argument("--repeats", type=positive, default=5, help="passes of each, in turn")
     sub.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and images")
