@@ -25,8 +25,8 @@ def clock(seconds: float) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things: 1 epoch, 9 epochs."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    """A number of things: 1 epoch, 9 epochs, 2 passes."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('s') else 's'}"
 
 
 def columns(lines: Sequence[Sequence[str]]) -> str:

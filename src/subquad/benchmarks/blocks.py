@@ -24,7 +24,7 @@ from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.errors import SubquadError, check_suffix, unknown_name
 from subquad.models.assembling import settings_of
 from subquad.ranges import check_positive
-from subquad.text import columns
+from subquad.text import columns, counted
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
 from subquad.writing import replacing, write_json
 
@@ -145,7 +145,7 @@ def measure_blocks(
         passes = {key: run for key, run in passes.items() if key[0] in running}
         if not any(name in running for name in mechanisms):
             continue
-        log(f"{length} tokens: {len(passes)} passes, {repeats} times each")
+        log(f"{length} tokens: {counted(len(passes), 'pass')}, {counted(repeats, 'time')} each")
         times = interleaved_ms(passes, repeats, device)
         for name in [name for name in mechanisms if name in running]:
             bytes_moved = moved_bytes(*inputs[name], kind, backward=backward)

@@ -24,7 +24,7 @@ from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.ranges import check_positive
 from subquad.substituting import substituted
-from subquad.text import columns
+from subquad.text import columns, counted
 from subquad.timing import interleaved_ms, now
 
 # configurations of the U-Nets as their authors published them; attention_head_dim is the number of heads there
@@ -116,7 +116,7 @@ def measure_unet(
         x = torch.randn(batch_size, 4, side, side, device=device, dtype=kind)
         inputs = {"sample": x, "timestep": 900, **_conditions(unet, x)}
         passes = {method: _pass(unet, clock, method, change, inputs) for method, change in methods.items()}
-        log(f"{px} px: {len(passes)} methods, {repeats} times each")
+        log(f"{px} px: {counted(len(passes), 'method')}, {counted(repeats, 'time')} each")
         results = {method: run() for method, run in passes.items()}
         clock.parts.clear()
         steps = {method: statistics.median(of) for method, of in interleaved_ms(passes, repeats, device).items()}

@@ -18,7 +18,7 @@ from subquad.models import VARIANTS, create_model
 from subquad.models.networks import NETWORKS
 from subquad.ranges import check_positive
 from subquad.tasks import TASKS
-from subquad.text import columns
+from subquad.text import columns, counted
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
 
 
@@ -95,7 +95,7 @@ def measure_networks(
         for name, seconds in slow.items():
             log(f"{name} is left out from {px} px on: {seconds:.0f} s a pass")
         running = list(passes)
-        log(f"{px} px: {len(passes)} networks, {repeats} times each")
+        log(f"{px} px: {counted(len(passes), 'network')}, {counted(repeats, 'time')} each")
         times = interleaved_ms(passes, repeats, device)
         medians = {name: statistics.median(milliseconds) for name, milliseconds in times.items()}
         memory = {name: peak_memory_mb(plain[name], device) for name in running}

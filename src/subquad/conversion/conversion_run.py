@@ -50,7 +50,7 @@ from subquad.errors import SubquadError
 from subquad.holding import holding
 from subquad.instructions import slow_in_bf16
 from subquad.runs import open_trained
-from subquad.text import columns
+from subquad.text import columns, counted
 from subquad.writing import json_text, write_json
 
 Log = Callable[[str], None]
@@ -337,7 +337,7 @@ def _looked_at(plan: Plan, student: nn.Module, teacher: nn.Module, drawn: Drawn,
     rows = trade_off(student, teacher, images, damages, at=at)
     for hybrid_row in rows:
         time_taken = "" if hybrid_row.ms is None else f", {hybrid_row.ms:.1f} ms"
-        log(f"{len(hybrid_row.converted)} blocks converted: error {hybrid_row.damage:.4f}{time_taken}")
+        log(f"{counted(len(hybrid_row.converted), 'block')} converted: error {hybrid_row.damage:.4f}{time_taken}")
     return damages, rows
 
 

@@ -22,7 +22,7 @@ from subquad.pages.page_parts import NOTHING, charts, check_page, footer, header
 from subquad.pages.table import accuracy_table
 from subquad.runs.run_records import Group, differing_fields
 from subquad.tasks import Gallery
-from subquad.text import clock, si, speed_text
+from subquad.text import clock, counted, si, speed_text
 
 
 def write_report(
@@ -72,7 +72,7 @@ def _header(groups: Sequence[Group]) -> Markup:
     made = datetime.fromisoformat(facts["created"])
     told = [
         f"{', '.join(models)}",
-        f"{len(first.rows)} epochs",
+        counted(len(first.rows), "epoch"),
         f"batch {recipe['batch_size']}",
         f"{most if fewest == most else f'{fewest} to {most}'} seed{'s' if most > 1 else ''} each",
         f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}",
