@@ -4,6 +4,7 @@
 that it was traced with; `surely` asks without doing so. Everywhere else sizes are numbers, and branches are branches.
 """
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -84,3 +85,8 @@ def first(x: Tensor, count: int, dim: int) -> Tensor:
         return x.narrow(dim, 0, count)
     # a slice would ask whether it is all of them
     return x.index_select(dim, torch.arange(count, device=x.device))
+
+
+def is_listened_to(*tables: Mapping[int, Any]) -> bool:
+    """Whether somebody listens by hooks of a module, besides those that say that they hear training alone."""
+    return any(not getattr(hook, "hears_training_alone", False) for hooks in tables for hook in hooks.values())

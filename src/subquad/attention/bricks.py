@@ -15,7 +15,7 @@ from subquad.grid import GridRows, TokenGrid, rows_beside
 from subquad.ops import Shapes, add_local
 from subquad.ops.padding import zero_padding
 from subquad.rope import Rotation
-from subquad.tracing import surely
+from subquad.tracing import is_listened_to, surely
 
 Kind = TypeVar("Kind", bound=nn.Module)
 GATED = Shapes("a gate", y="b h n d", g="b h n d")
@@ -139,7 +139,8 @@ def is_heard(module: nn.Module) -> bool:
 
     Who listens to gradients listens as well: none would go through it.
     """
-    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    forward = is_listened_to(module._forward_hooks, module._forward_pre_hooks)
+    own = forward or module._backward_hooks or module._backward_pre_hooks
     return bool(own or "forward" in vars(module)) or listens_to_all()
 
 

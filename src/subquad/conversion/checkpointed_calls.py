@@ -6,7 +6,7 @@ the network may have seen other images. What is kept lies where it lay, so the m
 
 from collections.abc import Iterable
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +129,13 @@ class CallMemory:
                 self._calls.pop(number, None)
 
 
-class CallListener:
+class _Listener:
+    """What these have in common: where nothing is trained they hear nothing, and what they hook need not be called."""
+
+    hears_training_alone: ClassVar[bool] = True
+
+
+class CallListener(_Listener):
     """Tells a memory what a module is called with: a hook in front of it.
 
     Args:
@@ -153,7 +159,7 @@ class CallListener:
             self.recorder.calls.heard(self.path, self.block, tokens, self.recorder.last_standing)
 
 
-class EndListener:
+class EndListener(_Listener):
     """Tells a memory that a converted layer has run: a hook behind it."""
 
     def __init__(self, recorder: Any) -> None:
@@ -165,7 +171,7 @@ class EndListener:
             self.recorder.calls.attended()
 
 
-class AnswerListener:
+class AnswerListener(_Listener):
     """Tells a memory what a block answers: a hook behind it."""
 
     def __init__(self, recorder: Any) -> None:

@@ -21,6 +21,7 @@ from subquad.kernels import backends
 from subquad.kernels.cpu.library import is_heard_here
 from subquad.kernels.cpu.tape import Recorder, Tape
 from subquad.kernels.declaring import is_heard
+from subquad.tracing import is_listened_to
 
 MOST = 16
 """Sizes that a module is listened to with, and changes of it after which it is not any more."""
@@ -86,7 +87,7 @@ class _State:
 
     def is_heard(self) -> bool:
         """Whether somebody listens to a module within, or has put something in its forward's place."""
-        return self._is_called or any(self._hooks)
+        return self._is_called or is_listened_to(*self._hooks)
 
     def learns(self) -> bool:
         """Whether a gradient is wanted of a parameter."""
