@@ -165,7 +165,7 @@ class Segmenter(OnBackbone):
                 raise
         else:
             return decoded
-        size = "×".join(map(str, maps[0].shape[:-3:-1]))
+        size = "×".join(map(str, maps[0].shape[-2:]))
         raise SubquadError(
             f"images of {size} px leave the head {self.head_name} maps of one place, which its norms do not take: take "
             "larger ones, or train a head with more --head-channels"
