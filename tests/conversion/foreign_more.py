@@ -1,14 +1,13 @@
 """Further families: their cheapest tests are in test_more_families.py, those of `foreign.FOREIGN` are for all."""
 
 from functools import partial
-from importlib import import_module
 
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from foreign import IN_TRANSFORMERS, TINY, of_transformers, timms, timms_sam
 from foreign_dino import ListedBlock, dinov2, dinov3, named
+from foreign_packs import PACKS, tower_of_transformers
 from torch import nn
 
 
@@ -176,138 +175,8 @@ def yolos_of_transformers(**more):
     return of_transformers("YolosModel", "YolosConfig", num_detection_tokens=7, image_size=[64, 64], **more)
 
 
-def tower_of_transformers(name, prefix, tower="Transformer", **sizes):
-    """The images' part of a network of language as well, which transformers itself does not name."""
-    try:
-        defined = import_module(f"transformers.models.{name}.modeling_{name}")
-        configured = import_module(f"transformers.models.{name}.configuration_{name}")
-    except ImportError:
-        pytest.skip(f"this transformers has no {name}")
-    sizes = sizes or IN_TRANSFORMERS
-    config = getattr(configured, f"{prefix}VisionConfig", None) or getattr(configured, f"{prefix}Vision{tower}Config")
-    return getattr(defined, f"{prefix}Vision{tower}")(config(**sizes))
-
-
 def sam_that_reads(name, prefix, tower, **more):
     return tower_of_transformers(name, prefix, tower, **IN_TRANSFORMERS | SAM | more)
-
-
-class OfImages(nn.Module):
-    """A tower that is handed patches, as processors of transformers cut and order them, called with images."""
-
-    def __init__(self, tower):
-        super().__init__()
-        self.tower, self.config = tower, tower.config
-
-    def patches(self, x):
-        """Patches (n, c·t·p·p) of an image after the other, in blocks of those that are merged, and their numbers."""
-        p, m = self.config.patch_size, self.config.spatial_merge_size
-        rows, columns = x.shape[-2] // p, x.shape[-1] // p
-        cut = x.view(len(x), 3, rows // m, m, p, columns // m, m, p).permute(0, 2, 5, 3, 6, 1, 4, 7)
-        # an image is a film of frames that are alike
-        frames = getattr(self.config, "temporal_patch_size", 1)
-        film = cut.unsqueeze(6).expand(*cut.shape[:6], frames, p, p)
-        return film.flatten(5).flatten(0, 4), torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
-
-    def together(self, several):
-        """Patches of images of several sizes in one pack, and their numbers."""
-        patches, numbers = zip(*map(self.patches, several), strict=True)
-        return torch.cat(patches), torch.cat(numbers)
-
-    def of_pack(self, patches, numbers):
-        """Tokens of a pack (n, c)."""
-        return self.tower(patches, numbers).last_hidden_state
-
-    def forward(self, x):
-        return self.of_pack(*self.patches(x)).unflatten(0, (len(x), -1))
-
-
-TOWER = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "patch_size": 8}
-
-
-def packed_of_transformers(name, prefix, tower="Model", **more):
-    return OfImages(tower_of_transformers(name, prefix, tower, **TOWER, **more))
-
-
-class OfPatches(OfImages):
-    """One that is handed patches (n, c, p, p) in the order of rows."""
-
-    def patches(self, x):
-        p = self.config.patch_size
-        rows, columns = x.shape[-2] // p, x.shape[-1] // p
-        cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
-        return cut, torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
-
-    def of_pack(self, patches, numbers):
-        name = type(self.tower).__name__
-        more = {"merge_sizes": torch.ones(len(numbers), dtype=torch.long)} if "VideoLlama" in name else {}
-        return self.tower(patches[None] if "Paddle" in name else patches, grid_thw=numbers, **more).last_hidden_state
-
-
-class OfPixtral(OfImages):
-    """One that cuts patches itself, of images of one size."""
-
-    def patches(self, x):
-        return x, torch.tensor([x.shape[-2:]] * len(x))
-
-    def together(self, several):
-        high, wide = (max(one.shape[axis] for one in several) for axis in (-2, -1))
-        filled = [F.pad(one, (0, wide - one.shape[-1], 0, high - one.shape[-2])) for one in several]
-        return torch.cat(filled), torch.cat([self.patches(one)[1] for one in several])
-
-    def of_pack(self, images, sizes):
-        return self.tower(images, image_sizes=sizes.tolist()).last_hidden_state[0]
-
-
-class OfGemma(OfImages):
-    """One that is handed as many patches of each image, and where they stand."""
-
-    def patches(self, x):
-        p = self.config.patch_size
-        rows, columns = x.shape[-2] // p, x.shape[-1] // p
-        cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
-        return cut, places.expand(len(x), -1, -1)
-
-    def together(self, several):
-        patches, places = zip(*map(self.patches, several), strict=True)
-        most = max(one.shape[1] for one in patches)
-        filled = [F.pad(one, (0, 0, 0, most - one.shape[1])) for one in patches]
-        return torch.cat(filled), torch.cat([F.pad(one, (0, 0, 0, most - one.shape[1]), value=-1) for one in places])
-
-
-def gemma():
-    sizes = {"head_dim": 16, "num_key_value_heads": 4, "pooling_kernel_size": 2, "position_embedding_size": 16}
-    return OfGemma(tower_of_transformers("gemma4", "Gemma4", "Model", **IN_TRANSFORMERS | sizes))
-
-
-def of_patches(name, prefix, **more):
-    return OfPatches(tower_of_transformers(name, prefix, "Model", **IN_TRANSFORMERS | more))
-
-
-def ernie():
-    return OfImages(tower_of_transformers("ernie4_5_vl_moe", "Ernie4_5_VLMoe", "TransformerPretrainedModel", **TOWER))
-
-
-def windows_of_transformers(name, prefix):
-    """A tower whose second block sees whole images, and the first one windows of 4×4 patches."""
-    defined = pytest.importorskip(f"transformers.models.{name}.modeling_{name}", exc_type=ImportError)
-    configured = import_module(f"transformers.models.{name}.configuration_{name}")
-    sizes = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "patch_size": 8}
-    windows = {"window_size": 32, "fullatt_block_indexes": [1], "out_hidden_size": 48}
-    config = getattr(configured, f"{prefix}Vision{'Encoder' if 'Omni' in prefix else ''}Config")(**sizes, **windows)
-    if "Omni" in prefix:
-        return OfImages(defined.Qwen2_5OmniVisionEncoder(config))
-    return OfImages(defined.Qwen2_5_VisionTransformerPretrainedModel(config))
-
-
-def qwen2_vl():
-    transformers = pytest.importorskip("transformers")
-    module = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl", exc_type=ImportError)
-    config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(
-        depth=2, embed_dim=48, hidden_size=32, num_heads=4, mlp_ratio=2, patch_size=8
-    )
-    return OfImages(module.Qwen2VisionTransformerPretrainedModel(config))
 
 
 def beit_of_transformers(**biases):
@@ -385,61 +254,6 @@ PYRAMIDS = {
         [(64, 96), (96, 80)],
     ),
     "transformers GLPN": (partial(pyramid_of_transformers, "GLPNModel", "GLPNConfig"), [(64, 96), (96, 80)]),
-}
-
-# those that are handed packs of patches
-PACKS = {
-    "transformers Qwen2-VL": (qwen2_vl, [(64, 96), (96, 80)]),
-    "transformers Qwen3-VL": (
-        partial(
-            packed_of_transformers, "qwen3_vl", "Qwen3VL", num_position_embeddings=64, deepstack_visual_indexes=[0]
-        ),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers Qwen3.5": (
-        partial(packed_of_transformers, "qwen3_5", "Qwen3_5", num_position_embeddings=64),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers Qwen2.5-VL": (partial(windows_of_transformers, "qwen2_5_vl", "Qwen2_5_VL"), [(64, 96), (96, 80)]),
-    "transformers Qwen2.5-Omni": (
-        partial(windows_of_transformers, "qwen2_5_omni", "Qwen2_5Omni"),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers GLM-4V": (
-        partial(packed_of_transformers, "glm4v", "Glm4v", image_size=64, out_hidden_size=32),
-        [(64, 96), (96, 80)],
-    ),
-    **{
-        f"transformers {name}": (
-            partial(packed_of_transformers, *built, num_position_embeddings=64),
-            [(64, 96), (96, 80)],
-        )
-        for name, built in {
-            "Qwen3-Omni": ("qwen3_omni_moe", "Qwen3OmniMoe", "Encoder"),
-            "Qwen4": ("qwen4_exp", "Qwen4Exp"),
-            "Compass": ("cohere_compass", "CohereCompass"),
-        }.items()
-    },
-    "transformers GLM-4V, experts": (
-        partial(packed_of_transformers, "glm4v_moe", "Glm4vMoe", image_size=64, out_hidden_size=32),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers GLM-OCR": (
-        partial(packed_of_transformers, "glm_ocr", "GlmOcr", out_hidden_size=32),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers Kimi": (
-        partial(of_patches, "kimi_k25", "Kimi_K25", pos_emb_height=4, pos_emb_width=4),
-        [(64, 96), (96, 64)],
-    ),
-    "transformers Pixtral": (
-        lambda: OfPixtral(of_transformers("PixtralVisionModel", "PixtralVisionConfig")),
-        [(64, 96), (96, 80)],
-    ),
-    "transformers Gemma 4": (gemma, [(64, 96), (96, 64)]),
-    "transformers PaddleOCR": (partial(of_patches, "paddleocr_vl", "PaddleOCR"), [(64, 96), (96, 80)]),
-    "transformers VideoLLaMA 3": (partial(of_patches, "video_llama_3", "VideoLlama3"), [(64, 96), (96, 80)]),
-    "transformers ERNIE 4.5": (ernie, [(64, 96), (96, 80)]),
 }
 
 # name: what makes it, and sizes besides 64×64 that it takes

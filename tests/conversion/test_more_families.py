@@ -3,7 +3,8 @@
 import pytest
 import torch
 from foreign import Answer, answer, difference, has_prefix, images, of_transformers, with_other_weights
-from foreign_more import MORE, PACKS, OfImages, teacher
+from foreign_more import MORE, teacher
+from foreign_packs import PACKS, OfImages
 from mechanisms import refuses
 
 import subquad
@@ -132,6 +133,21 @@ def test_images_of_a_pack_are_what_they_are_alone(name, attention):
         together = student.of_pack(*student.together(several))
         alone = torch.cat([student(one).flatten(0, 1) for each in several for one in each[:, None]])
     assert difference(together, alone) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in PACKED if "Muse" not in name])
+def test_patches_of_a_pack_stand_where_their_pixels_are(name):
+    student = subquad.convert(teacher(name), "linear")
+    side = student.config.patch_size
+    rows, columns = 64 // side, 96 // side
+    shown = torch.arange(2.0 * rows * columns).view(2, 1, rows, columns)
+    x = shown.repeat_interleave(side, 2).repeat_interleave(side, 3).expand(2, 3, 64, 96)
+    with torch.no_grad():
+        student(x)
+    layer, *_ = converted_layers(student).values()
+    places = layer.recorder.last_standing.grid.places.long()
+    image = torch.arange(2).repeat_interleave(rows * columns)
+    assert torch.equal(student.means(student.patches(x)[0]), shown[image, 0, places[:, 0], places[:, 1]])
 
 
 def test_a_tower_of_packs_is_fitted_by_arguments_by_name():

@@ -123,11 +123,14 @@ FAMILIES: dict[str, str] = {
         f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.packed_attention"
         for name in (
             "cohere_compass",
+            "dots3_note",
             "ernie4_5_vl_moe",
             "glm4v",
             "glm4v_moe",
+            "glm5_next",
             "glm_ocr",
             "kimi_k25",
+            "lfm3_vl",
             "paddleocr_vl",
             "pixtral",
             "qwen2_vl",
@@ -141,8 +144,20 @@ FAMILIES: dict[str, str] = {
         )
     },
     **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.packed_by_numbers"
+        for name in (
+            "cosmos3_edge",
+            "glm_image",
+            "hunyuan_vl",
+            "hy_v4_vl",
+            "minicpm_ocr",
+            "minicpmv4_6",
+            "minicpmv4_7",
+        )
+    },
+    **{
         f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.packed_windows"
-        for name in ("qwen2_5_omni", "qwen2_5_vl")
+        for name in ("exaone4_5", "muse_glimmer", "muse_spark", "qwen2_5_omni", "qwen2_5_vl")
     },
     **{
         f"subquad.models.{host}": "subquad.conversion.families.own_attention"

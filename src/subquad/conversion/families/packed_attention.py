@@ -32,6 +32,8 @@ TOWERS = (
     ("glm4v", "Glm4vVisionRotaryEmbedding", "Glm4vVisionAttention"),
     ("glm4v_moe", "Glm4vMoeVisionRotaryEmbedding", "Glm4vMoeVisionAttention"),
     ("glm_ocr", "GlmOcrVisionRotaryEmbedding", "GlmOcrVisionAttention"),
+    ("glm5_next", "Glm5NextVisionRotaryEmbedding", "Glm5NextVisionAttention"),
+    ("dots3_note", "Dots3NoteVisionRotaryEmbedding", "Dots3NoteVisionAttention"),
 )
 """What knows where patches stand, and the attention layers, of each of transformers' models."""
 
@@ -39,6 +41,7 @@ OF_KIMI = (("kimi_k25", "Kimi_K25VisionRotaryEmbedding", "Kimi_K25VisionAttentio
 OF_SIGLIP = (
     ("paddleocr_vl", "PaddleOCRVisionRotaryEmbedding", "PaddleOCRVisionAttention"),
     ("video_llama_3", "VideoLlama3VisionRotaryEmbedding", "VideoLlama3VisionAttention"),
+    ("lfm3_vl", "Lfm3VlVisionRotaryEmbedding", "Lfm3VlVisionAttention"),
 )
 OF_PIXTRAL = (("pixtral", "PixtralVisionRotaryEmbedding", "PixtralAttention"),)
 """The same of those whose projections are apart."""
@@ -123,7 +126,7 @@ class PackRecorder(GridRecorder):
 
     @classmethod
     def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
-        patch = embedding.config.patch_size
+        patch = getattr(embedding, "config", embedding).patch_size
         height, width = (length // patch for length in size)
         if min(height, width) < 1:
             raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {patch}")
@@ -159,12 +162,14 @@ class PackedAttention(ConvertedAttention):
     Attributes:
         projected_as: the layers that project tokens to queries, keys and values, together or apart.
         answered_as: the layer that projects back.
+        interleaved: whether rotary positions turn neighbouring channels against each other, not the two halves.
     """
 
     replaces: ClassVar[tuple[str, ...]] = classes_of(TOWERS)
     listener: ClassVar[type[GridRecorder]] = PackRecorder
     projected_as: ClassVar[tuple[str, ...]] = ("qkv",)
     answered_as: ClassVar[str] = "proj"
+    interleaved: ClassVar[bool] = False
     recorder: PackRecorder
 
     def sizes(self, original: Any) -> tuple[int, int]:
@@ -177,14 +182,14 @@ class PackedAttention(ConvertedAttention):
         self,
         hidden_states: Tensor,
         cu_seqlens: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Tokens (n, c) of images that begin at `cu_seqlens`, turned by cosines and sines (n, d)."""
+        """Tokens (n, c) of images that begin at `cu_seqlens`, turned by cosines and sines (n, d) if there are any."""
         projected = torch.cat([self.through(name, hidden_states) for name in self.projected_as], dim=-1)
-        heads = projected.unflatten(-1, (3, self.num_heads, self.width))
-        images = self.pack_of(hidden_states, *position_embeddings).images(cu_seqlens)
-        answers = [self._of_one_size(one, heads, hidden_states, *position_embeddings) for one in images]
+        heads = projected.unflatten(-1, (-1, self.width))
+        images = self.pack_of(hidden_states, position_embeddings).images(cu_seqlens)
+        answers = [self._of_one_size(one, heads, hidden_states, position_embeddings) for one in images]
         order = torch.cat([one.tokens.flatten() for one in images])
         return self.through(self.answered_as, torch.cat(answers)[order.argsort()])
 
@@ -192,16 +197,19 @@ class PackedAttention(ConvertedAttention):
         """Heads (…, d) behind what the layer does to them before they are turned."""
         return self.through("q_norm", q), self.through("k_norm", k), v
 
-    def pack_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> PackGrid:
+    def pack_of(self, x: Tensor, turned_by: tuple[Tensor, Tensor] | None) -> PackGrid:
         """Where tokens (n, c) that are turned by these cosines and sines (n, d) stand."""
         return self.recorder.pack_of(x)
 
-    def _of_one_size(self, images: Images, heads: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(b·m, h·d), of heads (n, 3, h, d) of tokens x (n, c)."""
-        q, k, v = heads[images.tokens].permute(2, 0, 3, 1, 4).unbind(0)
-        q, k, v = self.prepared(q, k, v)
-        first = images.tokens[0]
-        rotation = Rotation(cos[first], with_signs(sin[first], interleaved=False), interleaved=False)
+    def _of_one_size(self, images: Images, heads: Tensor, x: Tensor, turned_by: tuple[Tensor, Tensor] | None) -> Tensor:
+        """(b·m, h·d), of heads (n, h + 2k, d) of tokens x (n, c): those of queries, then of keys and of values."""
+        own = heads[images.tokens].transpose(1, 2)
+        of_keys = (own.shape[1] - self.num_heads) // 2
+        q, k, v = self.prepared(*own.split([self.num_heads, of_keys, of_keys], dim=1))
+        rotation = None
+        if turned_by is not None:
+            cos, sin = (turns[images.tokens[0]] for turns in turned_by)
+            rotation = Rotation(cos, with_signs(sin, interleaved=self.interleaved), interleaved=self.interleaved)
         return self.mix(q, k, v, x[images.tokens], grid=images.grid, rotation=rotation).flatten(0, 1)
 
 
@@ -218,7 +226,7 @@ class KimiAttention(PackedApartAttention):
 
 
 class PackedSiglipAttention(PackedApartAttention):
-    """Of SigLIPs that are handed packs, in PaddleOCR-VL and VideoLLaMA 3: the answer is a pair."""
+    """Of SigLIPs that are handed packs, in PaddleOCR-VL and VideoLLaMA 3, and of LFM 3: the answer is a pair."""
 
     replaces: ClassVar[tuple[str, ...]] = classes_of(OF_SIGLIP)
     answered_as: ClassVar[str] = "out_proj"
@@ -246,6 +254,6 @@ class PixtralAttention(PackedApartAttention):
         """Tokens (1, n, c) of all images, turned by cosines and sines (n, d)."""
         assert position_embeddings is not None
         tokens = hidden_states.squeeze(0)
-        corners = (self.pack_of(tokens, *position_embeddings).places == 0).all(1).nonzero().flatten()
+        corners = (self.pack_of(tokens, position_embeddings).places == 0).all(1).nonzero().flatten()
         borders = torch.cat([corners, corners.new_tensor([len(tokens)])])
         return super().forward(tokens, borders, position_embeddings).unsqueeze(0), None

@@ -40,13 +40,6 @@ class GemmaAttention(PackedApartAttention):
     listener: ClassVar[type[GridRecorder]] = PaddedRecorder
     answered_as: ClassVar[str] = "o_proj"
 
-    def check(self, original: Any) -> None:
-        if original.num_key_value_groups > 1:
-            raise SubquadError(
-                f"its {original.config.num_attention_heads} heads share keys among {original.num_key_value_groups} of "
-                "them, which is not converted in packs"
-            )
-
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.config.num_attention_heads, original.head_dim
 
