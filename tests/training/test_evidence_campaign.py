@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from subquad import use_backend
+from subquad.analysis import measure_network
 from subquad.attention import ATTENTION, PolaAttention
 from subquad.data.archives import locked
 from subquad.grid import TokenGrid
@@ -126,6 +127,16 @@ def test_a_mechanism_without_a_part_is_that_whoever_computes_it(evidence):
             with use_backend("eager"):
                 expected = layer(**given, grid=grid, kv_grid=grid)
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_mechanism_without_a_part_is_measured(evidence):
+    from ablated_attention import ABLATED, register
+
+    register()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for name in ABLATED:
+        model = create_model("deit_tiny", attention=name, img_size=32, patch_size=8, depth=1, num_classes=3)
+        assert measure_network(model.eval(), [images]), name
 
 
 @pytest.mark.slow

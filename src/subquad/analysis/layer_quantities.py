@@ -84,9 +84,9 @@ def open_gate_of(layer: LayerAttention) -> Tensor:
 
 def gate_correlation(layer: LayerAttention) -> Tensor | None:
     """Give the mean correlation of the channels of the two halves of PolaFormer's gates."""
-    if not isinstance(layer.module, PolaAttention):
+    gates = layer.inputs.get("g")
+    if gates is None or not isinstance(layer.module, PolaAttention):
         return None
-    gates = layer.inputs["g"]
     of_images = [half_correlation(of_image.transpose(0, 1).flatten(1), gates.shape[1])["cross"] for of_image in gates]
     return torch.stack(of_images)[:, :, None]
 
