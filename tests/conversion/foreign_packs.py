@@ -46,7 +46,8 @@ class OfImages(nn.Module):
 
     def of_pack(self, patches, numbers):
         """Tokens of a pack (n, c)."""
-        return self.tower(patches, numbers).last_hidden_state
+        tokens = self.tower(patches, numbers).last_hidden_state
+        return tokens.squeeze(0) if tokens.dim() == 3 else tokens
 
     def means(self, patches):
         """(n,), of the pixels of each patch."""
@@ -125,10 +126,6 @@ class OfRows(OfImages):
         cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(0, 2)
         return cut, torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
 
-    def of_pack(self, patches, numbers):
-        tokens = self.tower(patches, numbers).last_hidden_state
-        return tokens.squeeze(0) if tokens.dim() == 3 else tokens
-
 
 def of_rows(name, prefix, tower="Model", **more):
     sizes = IN_TRANSFORMERS | {"patch_size": 8} | more
@@ -164,6 +161,78 @@ def minicpm(name, prefix):
     """The second of three layers stands in front of the merger."""
     sizes = {"num_hidden_layers": 3, "insert_layer_id": 1, "patch_size": 8}
     return OfMiniCPM(tower_of_transformers(name, prefix, "Model", **IN_TRANSFORMERS | sizes))
+
+
+class OfInkling(OfImages):
+    """One that is handed blocks of patches (n, m·p, m·p, c) in the order of rows; each image has a class token."""
+
+    def patches(self, x):
+        side = self.config.patch_size * self.config.spatial_merge_size
+        rows, columns = x.shape[-2] // side, x.shape[-1] // side
+        cut = x.view(len(x), 3, rows, side, columns, side).permute(0, 2, 4, 3, 5, 1).flatten(0, 2)
+        return cut, torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
+
+    def means(self, patches):
+        p, m = self.config.patch_size, self.config.spatial_merge_size
+        return patches.unflatten(2, (m, p)).unflatten(1, (m, p)).mean((2, 4, 5)).flatten()
+
+
+def inkling():
+    sizes = {"posemb_grid_size": 4, "patch_size": 8, "text_hidden_size": 32, "projection_hidden_dim": 32}
+    return OfInkling(tower_of_transformers("inkling2", "Inkling2", "Model", **IN_TRANSFORMERS | sizes))
+
+
+def minimax():
+    """Twelve channels of a head's sixteen are turned, as frame, row and column have as many."""
+    sizes = {"num_attention_heads": 3, "patch_size": 8, "image_size": 64}
+    return OfImages(tower_of_transformers("minimax_m3_vl", "MiniMaxM3VL", "Model", **IN_TRANSFORMERS | sizes))
+
+
+class OfNaFlex(OfImages):
+    """One that is handed as many patches of each image, which of them are there, and rows and columns of each."""
+
+    def patches(self, x):
+        p = self.config.patch_size
+        rows, columns = x.shape[-2] // p, x.shape[-1] // p
+        cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        return cut, torch.ones(cut.shape[:2], dtype=torch.long), torch.tensor([[rows, columns]]).repeat(len(x), 1)
+
+    def together(self, several):
+        patches, there, sizes = zip(*map(self.patches, several), strict=True)
+        most = max(one.shape[1] for one in patches)
+        filled = [F.pad(one, (0, 0, 0, most - one.shape[1])) for one in patches]
+        return torch.cat(filled), torch.cat([F.pad(one, (0, most - one.shape[1])) for one in there]), torch.cat(sizes)
+
+    def of_pack(self, patches, there, sizes):
+        return self.tower(patches, there, sizes).last_hidden_state[there.bool()]
+
+
+class OfPix2Struct(OfNaFlex):
+    """One whose patches begin with their row and column."""
+
+    def patches(self, x):
+        cut, there, sizes = super().patches(x)
+        rows, columns = sizes[0]
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) + 1
+        return torch.cat([places.expand(len(x), -1, -1), cut], dim=-1), there, sizes
+
+    def means(self, patches):
+        return super().means(patches[..., 2:])
+
+    def of_pack(self, patches, there, sizes):
+        return self.tower(patches, attention_mask=there).last_hidden_state[there.bool()]
+
+
+def naflex():
+    sizes = {"patch_size": 8, "num_patches": 16}
+    return OfNaFlex(of_transformers("Siglip2VisionModel", "Siglip2VisionConfig", **sizes))
+
+
+def pix2struct():
+    sizes = {"patch_embed_hidden_size": 192, "seq_len": 256, "d_ff": 96, "d_kv": 16, "num_attention_heads": 4}
+    network = of_transformers("Pix2StructVisionModel", "Pix2StructVisionConfig", **sizes, initializer_range=0.1)
+    network.config.patch_size = 8
+    return OfPix2Struct(network)
 
 
 def gemma(keys=4):
@@ -302,6 +371,10 @@ PACKS = {
     "transformers MiniCPM-OCR": (partial(minicpm, "minicpm_ocr", "MiniCPMOcr"), [(64, 96), (96, 80)]),
     "transformers MiniCPM-V 4.6": (partial(minicpm, "minicpmv4_6", "MiniCPMV4_6"), [(64, 96), (96, 80)]),
     "transformers MiniCPM-V 4.7": (partial(minicpm, "minicpmv4_7", "MiniCPMV4_7"), [(64, 96), (96, 80)]),
+    "transformers Inkling 2": (inkling, [(64, 96), (96, 80)]),
+    "transformers MiniMax M3": (minimax, [(64, 96), (96, 80)]),
+    "transformers SigLIP 2, NaFlex": (naflex, [(64, 96), (96, 80)]),
+    "transformers Pix2Struct": (pix2struct, [(64, 96), (96, 80)]),
     "transformers Muse Glimmer": (partial(muse, "muse_glimmer", "MuseGlimmer"), [(64, 96), (96, 80)]),
     "transformers Muse Spark": (partial(muse, "muse_spark", "MuseSpark"), [(64, 96), (96, 80)]),
     "transformers PaddleOCR": (partial(of_patches, "paddleocr_vl", "PaddleOCR"), [(64, 96), (96, 80)]),

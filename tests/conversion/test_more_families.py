@@ -2,14 +2,31 @@
 
 import pytest
 import torch
-from foreign import Answer, answer, difference, has_prefix, images, of_transformers, with_other_weights
+from foreign import (
+    Answer,
+    answer,
+    difference,
+    has_prefix,
+    images,
+    of_transformers,
+    with_other_weights,
+)
 from foreign_more import MORE, teacher
 from foreign_packs import PACKS, OfImages
 from mechanisms import refuses
+from torch import nn
 
 import subquad
 from subquad import ATTENTION, SubquadError
-from subquad.conversion import align, compare_networks, converted_layers, distil, load_converted, save_delta
+from subquad.conversion import (
+    align,
+    compare_networks,
+    converted_layers,
+    distil,
+    load_converted,
+    relative_errors,
+    save_delta,
+)
 from subquad.exports.programs import program_of
 from subquad.grid import TokenGrid
 
@@ -51,8 +68,9 @@ def test_tokens_that_are_shuffled_are_refused_with_what_to_do_instead():
 
 
 def test_patches_that_are_cut_before_the_network_are_refused():
+    block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     with pytest.raises(SubquadError, match="no patch embedding"):
-        subquad.convert(of_transformers("Siglip2VisionModel", "Siglip2VisionConfig", num_patches=16), "linear")
+        subquad.convert(nn.Sequential(nn.Linear(12, 16), nn.TransformerEncoder(block, 2)), "linear")
 
 
 # timm's interpolation does what PyTorch warns of
@@ -145,9 +163,41 @@ def test_patches_of_a_pack_stand_where_their_pixels_are(name):
     with torch.no_grad():
         student(x)
     layer, *_ = converted_layers(student).values()
-    places = layer.recorder.last_standing.grid.places.long()
+    grid = layer.recorder.last_standing.grid
+    places = grid.places.long().view(2, -1, 2)[:, grid.tokens_in_front :].flatten(0, 1)
+    places = places - grid.tokens_in_front  # behind class tokens in (0, 0) rows and columns begin with 1
     image = torch.arange(2).repeat_interleave(rows * columns)
     assert torch.equal(student.means(student.patches(x)[0]), shown[image, 0, places[:, 0], places[:, 1]])
+
+
+@pytest.mark.parametrize("name", ["transformers SigLIP 2, NaFlex", "transformers Pix2Struct"])
+def test_tokens_that_fill_images_up_count_in_no_figure(name):
+    tower, together_of = teacher(name).tower, teacher(name).together
+    student = subquad.convert(tower, "linear")
+    of_naflex = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    names = of_naflex if "NaFlex" in name else ("flattened_patches", "attention_mask")
+
+    def pack(*several):
+        return dict(zip(names, together_of(several), strict=False))
+
+    large, small = images(64, 96, 1), images(48, 32, 1)
+    alone = [relative_errors(student, tower, pack(one)) for one in (large, small)]
+    together = relative_errors(student, tower, pack(large, small))
+    for block, error in together.items():
+        assert error == pytest.approx((alone[0][block] + alone[1][block]) / 2, rel=1e-4)
+    apart = [compare_networks(student, tower, [(pack(one), None)]) for one in (large, small)]
+    both = compare_networks(student, tower, [(pack(large, small), None)])
+    assert both.error == pytest.approx((apart[0].error + apart[1].error) / 2, rel=1e-4)
+    assert both.cosine == pytest.approx((96 * apart[0].cosine + 24 * apart[1].cosine) / 120, rel=1e-4)
+    fitted = distil(student, lambda update: pack(large, small), teacher=tower, updates=1)
+    assert fitted.judged["last_hidden_state"][0][1] == pytest.approx(both.error, rel=1e-4)
+
+
+def test_a_mask_of_other_tokens_than_those_that_stand_somewhere_is_refused():
+    student = subquad.convert(teacher("transformers SigLIP 2, NaFlex"), "softmax")
+    patches, there, sizes = student.together([images(64, 96, 1), images(48, 32, 1)])
+    with pytest.raises(SubquadError, match="leaves 192 tokens to be seen, and 120 stand on the maps"):
+        student.tower(patches, torch.ones_like(there), sizes)
 
 
 def test_a_tower_of_packs_is_fitted_by_arguments_by_name():

@@ -199,7 +199,8 @@ class Taps:
         def answer(module: nn.Module, arguments: Any, keywords: Any, target: Any) -> None:
             with torch.set_grad_enabled(with_gradients):
                 pairs = zip(tensors_of(layer(*arguments, **keywords)), tensors_of(target), strict=True)
-                error = torch.stack([relative_error(*pair) for pair in pairs]).mean()
+                errors = [relative_error(one, other, tokens_there(layer, other)) for one, other in pairs]
+                error = torch.stack(errors).mean()
                 if with_gradients:
                     error.backward()
             # a layer of windows may be called more than once
@@ -208,11 +209,25 @@ class Taps:
         return answer
 
 
-def relative_error(answer: Tensor, target: Tensor) -> Tensor:
-    """The mean over images of ‖y − t‖² / ‖t‖²."""
+def relative_error(answer: Tensor, target: Tensor, there: Tensor | None = None) -> Tensor:
+    """The mean over images of ‖y − t‖² / ‖t‖²; of tokens (b, n, c) those alone that are `there` (b, n)."""
+    if there is not None:
+        answer, target = (one * there.unsqueeze(-1) for one in (answer, target))
     # an image may have one number, (b,)
     answer, target = (one.float().unsqueeze(-1).flatten(1) for one in (answer, target.detach()))
     return ((answer - target).square().sum(1) / target.square().sum(1).clamp(min=1e-12)).mean()
+
+
+def tokens_there(network: nn.Module, answer: Tensor) -> Tensor | None:
+    """(b, n), True for the tokens of an answer (b, n, c) that do not just fill up an image; None where none does.
+
+    Args:
+        network: a converted network, or layer, that was called last with these images.
+        answer: its own or its teacher's.
+    """
+    layer = next((one for one in network.modules() if isinstance(one, ConvertedAttention)), None)
+    there = None if layer is None else layer.recorder.present
+    return there if there is not None and answer.dim() == 3 and answer.shape[:2] == there.shape else None
 
 
 def tensors_of(answered: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.aligning import relative_error, teacher_of
+from subquad.conversion.aligning import relative_error, teacher_of, tokens_there
 from subquad.conversion.best_states import Part
 from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
@@ -69,7 +69,7 @@ def distil(
     def step(pictures: Any) -> dict[str, float]:
         with torch.no_grad():
             targets = fitted_of(teacher, answers_of(teacher, pictures))
-        losses = losses_of(answers_of(student, pictures), targets)
+        losses = losses_of(student, answers_of(student, pictures), targets)
         if torch.is_grad_enabled():
             torch.stack(list(losses.values())).sum().backward()
         return {name: float(loss.detach()) for name, loss in losses.items()}
@@ -203,10 +203,12 @@ def _told_apart(name: str, answer: Tensor) -> str:
     return f"{name} of tokens" if name == "logits" and answer.dim() == 3 else name or "output"
 
 
-def losses_of(answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The loss of each answer: the divergence of classes for logits, relative errors for the others."""
+def losses_of(student: nn.Module, answers: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The loss of each of a student's answers: the divergence of classes for logits, relative errors for the others."""
     return {
-        name: divergence(answers[name], target) if name == "logits" else relative_error(answers[name], target)
+        name: divergence(answers[name], target)
+        if name == "logits"
+        else relative_error(answers[name], target, tokens_there(student, target))
         for name, target in targets.items()
     }
 

@@ -135,6 +135,11 @@ class GridRecorder:
         """Where the tokens of this thread's last image stand."""
         return None if self._last is None else Standing(self._last, self.prefix)
 
+    @property
+    def present(self) -> Tensor | None:
+        """(b, n), True for the tokens of the last images that stand on their maps; None where all do."""
+        return None
+
     @contextmanager
     def standing_on(self, rows: TokenGrid) -> Iterator[None]:
         """Inside this context all tokens of this thread stand on these rows of a grid, whatever was embedded."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.aligning import chosen_layers, relative_error
+from subquad.conversion.aligning import chosen_layers, relative_error, tokens_there
 from subquad.conversion.distilling import agreeing, answers_of, judged_by
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, old_layer, put
 from subquad.conversion.unlabelled_images import num_images
@@ -242,7 +242,8 @@ def _damage(
     for batch, target in zip(images, targets, strict=True):
         answers = _answers(student, batch)
         features, images_here = judged_by(target), num_images(batch)
-        damage += images_here * float(relative_error(answers[features], target[features]))
+        there = tokens_there(student, target[features])
+        damage += images_here * float(relative_error(answers[features], target[features], there))
         if with_classes:
             same += agreeing(answers, target)
         count += images_here

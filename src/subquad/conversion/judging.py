@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.aligning import relative_error
+from subquad.conversion.aligning import relative_error, tokens_there
 from subquad.conversion.distilling import agreeing, answers_of, channels_at, judged_by
 from subquad.conversion.unlabelled_images import num_images, on_device
 from subquad.errors import SubquadError
@@ -104,8 +104,10 @@ def compare_networks(
             ours, theirs = answers_of(student, images), answers_of(teacher, images)
             name, images_here = judged_by(theirs), num_images(images)
             one, other = ours[name].float(), theirs[name].float()
+            there = tokens_there(student, other)
+            error += images_here * float(relative_error(one, other, there))
+            one, other = (each if there is None else each[there] for each in (one, other))
             cosine += images_here * float(_cosine(one, other, channels_at(teacher, other)))
-            error += images_here * float(relative_error(one, other))
             count += images_here
             classes &= "logits" in theirs
             if classes:

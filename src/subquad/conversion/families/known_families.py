@@ -46,8 +46,15 @@ FAMILIES: dict[str, str] = {
     "torch.nn.modules.activation": "subquad.conversion.families.torch_attention",
     "transformers.models.eomt.modeling_eomt": "subquad.conversion.families.transformers_queries",
     "transformers.models.eomt_dinov3.modeling_eomt_dinov3": "subquad.conversion.families.transformers_queries",
-    "transformers.models.gemma4.modeling_gemma4": "subquad.conversion.families.padded_packs",
     "transformers.models.glpn.modeling_glpn": "subquad.conversion.families.reducing_attention",
+    **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.padded_packs"
+        for name in ("gemma4", "pix2struct", "siglip2")
+    },
+    **{
+        f"transformers.models.{name}.modeling_{name}": "subquad.conversion.families.packed_turning"
+        for name in ("inkling2", "minimax_m3_vl")
+    },
     "transformers.models.lw_detr.modeling_lw_detr": "subquad.conversion.families.windowed_tokens",
     "transformers.models.pvt_v2.modeling_pvt_v2": "subquad.conversion.families.reducing_attention",
     "transformers.models.radio.modeling_radio": "subquad.conversion.families.radio_attention",
@@ -95,7 +102,6 @@ FAMILIES: dict[str, str] = {
             "qianfan_ocr",
             "sapiens2",
             "siglip",
-            "siglip2",
             "smolvlm",
             "tipsv2",
             "vit",

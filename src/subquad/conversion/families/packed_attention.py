@@ -53,7 +53,7 @@ class Images:
 
     Attributes:
         grid: of each.
-        tokens: (b, m), the numbers of their tokens in the pack, row by row of the map.
+        tokens: (b, m), the numbers of their tokens in the pack, row by row of the map, behind those in front of it.
     """
 
     grid: TokenGrid
@@ -66,8 +66,10 @@ class PackGrid(TokenGrid):
 
     Attributes:
         places: (n, 2), row and column.
+        tokens_in_front: how many tokens of each image stand in front of its map.
     """
 
+    tokens_in_front: ClassVar[int] = 0
     places: Tensor = field(default_factory=lambda: torch.zeros(0, 2))
     _images: dict[tuple[int, ...], list[Images]] = field(default_factory=dict, init=False, repr=False)
 
@@ -93,7 +95,8 @@ class PackGrid(TokenGrid):
     def _sorted(self, ends: tuple[int, ...]) -> list[Images]:
         by_size: dict[tuple[int, int], list[Tensor]] = {}
         for first, behind in pairwise(ends):
-            places = self.places[first:behind].long()
+            map_begins = first + self.tokens_in_front
+            places = self.places[map_begins:behind].long()
             # a window need not begin in the first row and column
             rows, columns = (places - places.amin(0)).unbind(1)
             height, width = int(rows.max()) + 1, int(columns.max()) + 1
@@ -101,11 +104,12 @@ class PackGrid(TokenGrid):
             order = numbers.argsort()
             if not torch.equal(numbers[order], torch.arange(height * width, device=order.device)):
                 raise SubquadError(
-                    f"{behind - first} tokens that attend to each other are not those of one map of {height}×{width}: "
-                    "a converted layer takes whole images or windows"
+                    f"{behind - map_begins} tokens that attend to each other are not those of one map of "
+                    f"{height}×{width}: a converted layer takes whole images or windows"
                 )
-            by_size.setdefault((height, width), []).append(first + order)
-        return [Images(TokenGrid(*size), torch.stack(tokens)) for size, tokens in by_size.items()]
+            in_front = torch.arange(first, map_begins, device=order.device)
+            by_size.setdefault((height, width), []).append(torch.cat([in_front, map_begins + order]))
+        return [Images(TokenGrid(*size, self.tokens_in_front), torch.stack(tokens)) for size, tokens in by_size.items()]
 
 
 class PackRecorder(GridRecorder):
@@ -113,9 +117,11 @@ class PackRecorder(GridRecorder):
 
     Attributes:
         towers: what it listens to, see `TOWERS`.
+        coordinates: how many say where a patch stands, row and column at last.
     """
 
     towers: ClassVar[tuple[tuple[str, str, str], ...]] = (*TOWERS, *OF_KIMI, *OF_SIGLIP, *OF_PIXTRAL)
+    coordinates: ClassVar[int] = 2
     # where Qwen3-VL's table of positions has an entry for each place
     usual_size = (768, 768)
 
@@ -134,11 +140,11 @@ class PackRecorder(GridRecorder):
 
     def __call__(self, module: Any, arguments: Any, turns: Any) -> None:
         places = arguments[1] if len(arguments) == 2 else None
-        if not isinstance(places, Tensor) or places.dim() != 2 or places.shape[1] != 2:
+        if not isinstance(places, Tensor) or places.dim() != 2 or places.shape[1] != self.coordinates:
             raise SubquadError(
                 f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
             )
-        self.record(self.grid_from(places.detach(), turns))
+        self.record(self.grid_from(places.detach()[:, -2:], turns))
 
     def grid_from(self, places: Tensor, turns: Any) -> PackGrid:
         """The pack whose patches stand at `places` (n, 2), and are turned by these cosines and sines (n, d)."""
@@ -186,10 +192,14 @@ class PackedAttention(ConvertedAttention):
         **kwargs: Any,
     ) -> Any:
         """Tokens (n, c) of images that begin at `cu_seqlens`, turned by cosines and sines (n, d) if there are any."""
-        projected = torch.cat([self.through(name, hidden_states) for name in self.projected_as], dim=-1)
-        heads = projected.unflatten(-1, (-1, self.width))
         images = self.pack_of(hidden_states, position_embeddings).images(cu_seqlens)
-        answers = [self._of_one_size(one, heads, hidden_states, position_embeddings) for one in images]
+        return self.attend(hidden_states, images, position_embeddings)
+
+    def attend(self, x: Tensor, images: list[Images], turned_by: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Project, mix, project back: tokens (n, c) of these images, turned by cosines and sines (n, d)."""
+        projected = torch.cat([self.through(name, x) for name in self.projected_as], dim=-1)
+        heads = projected.unflatten(-1, (-1, self.width))
+        answers = [self._of_one_size(one, heads, x, turned_by) for one in images]
         order = torch.cat([one.tokens.flatten() for one in images])
         return self.through(self.answered_as, torch.cat(answers)[order.argsort()])
 

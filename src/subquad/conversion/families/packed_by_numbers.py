@@ -64,7 +64,7 @@ class NumbersRecorder(PackRecorder):
             )
         sizes = [one[-2:] for one in numbers.tolist() for _ in range(1 if len(one) == 2 else one[0])]
         side = self.side_of_blocks(module)
-        self.record(self.pack(torch.cat([places_of(*size, side) for size in sizes])))
+        self.record(self.pack(torch.cat([places_of(height, width, side) for height, width in sizes])))
 
     def pack(self, places: Tensor) -> PackGrid:
         """The pack whose patches stand at these (n, 2)."""
@@ -125,9 +125,7 @@ class HunyuanAttention(PackedApartAttention):
     listener: ClassVar[type[GridRecorder]] = NumbersRecorder
     answered_as: ClassVar[str] = "o_proj"
 
-    def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, cu_seqlens: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, cu_seqlens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """Tokens (1, n, c) of images that begin at `cu_seqlens`."""
         return super().forward(hidden_states.squeeze(0), cu_seqlens).unsqueeze(0), None
 

@@ -1,43 +1,124 @@
-"""Attention layers of Gemma 4's vision tower: a batch of images, each filled up with tokens that stand nowhere.
+"""Attention layers of towers that are handed a batch of images, each filled up with tokens that stand nowhere.
 
 Letters: b images, n tokens of each with those that stand nowhere, d channels of a head, c = h·d channels.
 """
 
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isqrt
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.conversion.families.packed_attention import PackedApartAttention, PackGrid, PackRecorder
-from subquad.conversion.grid_recorder import GridRecorder, is_called
+from subquad.conversion.families.packed_attention import (
+    PackedApartAttention,
+    PackGrid,
+    PackRecorder,
+    classes_of,
+)
+from subquad.conversion.families.packed_by_numbers import places_of
+from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 
-GEMMA = "transformers.models.gemma4.modeling_gemma4"
+OF_GEMMA = (("gemma4", "Gemma4VisionRotaryEmbedding", "Gemma4VisionAttention"),)
+OF_SIGLIP_2 = (("siglip2", "Siglip2VisionEmbeddings", "Siglip2Attention"),)
+OF_PIX2STRUCT = (("pix2struct", "Pix2StructVisionEmbeddings", "Pix2StructVisionAttention"),)
+"""What is told where patches stand, and the attention layers, of each of transformers' models."""
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedGrid(PackGrid):
+    """All b·n tokens as a row; `places` are -1 of those that stand nowhere.
+
+    Attributes:
+        there: (b, n), True for tokens that stand somewhere.
+    """
+
+    there: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
+
+    @cached_property
+    def standing(self) -> PackGrid:
+        """Those that stand somewhere."""
+        places = self.places[self.there.flatten()]
+        return PackGrid(1, len(places), places=places)
 
 
 class PaddedRecorder(PackRecorder):
+    """Keeps where the tokens of a batch stand."""
+
+    def record_places(self, places: Tensor) -> None:
+        """Tokens stand at these (b, n, 2), rows and columns, -1 for those that stand nowhere."""
+        there, row = (places >= 0).all(-1).detach(), places.detach().flatten(0, 1)
+        self.record(PaddedGrid(1, len(row), places=row, there=there))
+
+    @property
+    def present(self) -> Tensor | None:
+        last = self.last_standing
+        return last.grid.there if last is not None and isinstance(last.grid, PaddedGrid) else None
+
+    def refuse(self, module: Any) -> SubquadError:
+        """What is raised where a module is not called as known."""
+        return SubquadError(
+            f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
+        )
+
+
+class PaddedAttention(PackedApartAttention):
+    """Packs what stands on the maps; other tokens get zeros for an answer, which nobody reads."""
+
+    listener: ClassVar[type[GridRecorder]] = PaddedRecorder
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Tokens (b, n, c), turned by cosines and sines (b, n, d) where there are any."""
+        grid = self.recorder.pack_of(hidden_states.flatten(0, 1))
+        assert isinstance(grid, PaddedGrid)
+        there, borders = grid.there, F.pad(grid.there.sum(1).cumsum(0), (1, 0))
+        self.check_mask(attention_mask, there)
+        turned_by = None
+        if position_embeddings is not None:
+            turned_by = position_embeddings[0][there], position_embeddings[1][there]
+        y = torch.zeros_like(hidden_states)
+        y[there] = self.attend(hidden_states[there], grid.standing.images(borders), turned_by)
+        return y, None
+
+    def check_mask(self, attention_mask: Tensor | None, there: Tensor) -> None:
+        """Raise a SubquadError where a mask of pairs (b, 1, n, n) is not that of the tokens that are there (b, n)."""
+        seen = torch.ones_like(there)
+        if attention_mask is not None:
+            row = attention_mask[:, 0, 0]
+            seen = row if row.dtype == torch.bool else row == 0
+        if not torch.equal(seen, there):
+            raise SubquadError(
+                f"the attention mask leaves {int(seen.sum())} tokens to be seen, and {int(there.sum())} stand on the "
+                "maps of their images: hand over the mask that the processor made beside the patches"
+            )
+
+
+class GemmaRecorder(PaddedRecorder):
     """Listens to the rotary embedding, which is told (column, row) of each token, -1 for those that stand nowhere."""
 
-    @classmethod
-    def hears(cls, module: Any) -> bool:
-        return is_called(module, f"{GEMMA}.Gemma4VisionRotaryEmbedding")
+    towers: ClassVar[tuple[tuple[str, str, str], ...]] = OF_GEMMA
 
     def __call__(self, module: Any, arguments: Any, turns: Any) -> None:
         places = arguments[1] if len(arguments) == 2 else None
         if not isinstance(places, Tensor) or places.dim() != 3:
-            raise SubquadError(
-                f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
-            )
-        standing = places.detach()[stands(places)].flip(-1)
-        self.record(PackGrid(1, len(standing), places=standing))
+            raise self.refuse(module)
+        self.record_places(places.flip(-1))
 
 
-class GemmaAttention(PackedApartAttention):
-    """Packs what stands on the maps; queries, keys and values have norms, and logits no factor."""
+class GemmaAttention(PaddedAttention):
+    """Of Gemma 4; queries, keys and values have norms, and logits no factor."""
 
-    replaces: ClassVar[tuple[str, ...]] = (f"{GEMMA}.Gemma4VisionAttention",)
-    listener: ClassVar[type[GridRecorder]] = PaddedRecorder
+    replaces: ClassVar[tuple[str, ...]] = classes_of(OF_GEMMA)
+    listener: ClassVar[type[GridRecorder]] = GemmaRecorder
     answered_as: ClassVar[str] = "o_proj"
 
     def sizes(self, original: Any) -> tuple[int, int]:
@@ -47,31 +128,19 @@ class GemmaAttention(PackedApartAttention):
         return int(original.config.hidden_size)
 
     def forward(  # type: ignore[override]
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
     ) -> tuple[Tensor, None]:
-        """Tokens (b, n, c), turned by cosines and sines (b, n, d), at columns and rows (b, n, 2)."""
-        assert position_ids is not None
-        there = stands(position_ids)
-        borders = F.pad(there.sum(1).cumsum(0), (1, 0))
-        cos, sin = (as_halves(turns[there]) for turns in position_embeddings)
-        y = torch.zeros_like(hidden_states)
-        y[there] = super().forward(hidden_states[there], borders, (cos, sin))
-        return y, None
+        cos, sin = map(as_halves, position_embeddings)
+        return super().forward(hidden_states, (cos, sin))
+
+    def check_mask(self, attention_mask: Tensor | None, there: Tensor) -> None:
+        # it comes from where tokens stand itself
+        return
 
     def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (self.through(f"{name}_norm", heads) for name, heads in (("q", q), ("k", k), ("v", v)))
         # attention divides by the root of the width
         return as_halves(q) * self.width**0.5, as_halves(k), v
-
-
-def stands(places: Tensor) -> Tensor:
-    """(b, n), True for the tokens that stand somewhere, of their places (b, n, 2)."""
-    return (places >= 0).all(-1)
 
 
 def as_halves(channels: Tensor) -> Tensor:
@@ -80,3 +149,64 @@ def as_halves(channels: Tensor) -> Tensor:
     Gemma turns those of columns and those of rows apart, in halves of each: for queries and keys the order is the same.
     """
     return channels.unflatten(-1, (2, 2, -1)).transpose(-3, -2).flatten(-3)
+
+
+class SiglipRecorder(PaddedRecorder):
+    """Listens in front of SigLIP 2's embeddings, which are told rows and columns of each image's patches."""
+
+    towers: ClassVar[tuple[tuple[str, str, str], ...]] = OF_SIGLIP_2
+    in_front: ClassVar[bool] = True
+
+    def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
+        given = dict(zip(("pixel_values", "spatial_shapes"), arguments, strict=False)) | keywords
+        patches, sizes = given["pixel_values"], given.get("spatial_shapes")
+        if not isinstance(sizes, Tensor) or sizes.dim() != 2:
+            raise self.refuse(module)
+        most = patches.shape[1]
+        places = [places_of(height, width, 1) for height, width in sizes.tolist()]
+        filled = [F.pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]
+        self.record_places(torch.stack(filled).to(patches.device))
+
+
+class Siglip2Attention(PaddedAttention):
+    """Of SigLIP 2's NaFlex."""
+
+    replaces: ClassVar[tuple[str, ...]] = classes_of(OF_SIGLIP_2)
+    listener: ClassVar[type[GridRecorder]] = SiglipRecorder
+    answered_as: ClassVar[str] = "out_proj"
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        return super().forward(hidden_states, None, attention_mask)
+
+
+class Pix2StructRecorder(PaddedRecorder):
+    """Listens in front of the embeddings, whose patches begin with their row and column, from 1 on."""
+
+    towers: ClassVar[tuple[tuple[str, str, str], ...]] = OF_PIX2STRUCT
+    in_front: ClassVar[bool] = True
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: tuple[int, int]) -> tuple[int, int]:
+        patch = isqrt(embedding.patch_projection.in_features // 3)
+        return size[0] // patch, size[1] // patch
+
+    def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
+        patches = arguments[0] if arguments else keywords["flattened_patches"]
+        self.record_places(patches[..., :2].long() - 1)
+
+
+class Pix2StructAttention(Siglip2Attention):
+    """Of Pix2Struct, DePlot and MatCha; logits have no factor."""
+
+    replaces: ClassVar[tuple[str, ...]] = classes_of(OF_PIX2STRUCT)
+    listener: ClassVar[type[GridRecorder]] = Pix2StructRecorder
+    projected_as: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    answered_as: ClassVar[str] = "output"
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.n_heads, original.key_value_proj_dim
+
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return q * self.width**0.5, k, v

@@ -29,7 +29,6 @@ class TransformersAttention(ConvertedAttention):
             ("dinov2_with_registers", "Dinov2WithRegistersAttention"),
             ("dinov3_vit", "DINOv3ViTAttention"),
             ("siglip", "SiglipAttention"),
-            ("siglip2", "Siglip2Attention"),
             ("clip", "CLIPAttention"),
             ("ijepa", "IJepaAttention"),
             ("vit_msn", "ViTMSNAttention"),
