@@ -128,6 +128,30 @@ class Alphas(nn.Module):
         return self.network(torch.cat([x, x[:, :1]], dim=1)).alphas
 
 
+class OfTiles(nn.Module):
+    """What Llama 3.2 finds in an image of four tiles, of which the last one is not there."""
+
+    def __init__(self, tower):
+        super().__init__()
+        self.tower, self.config = tower, tower.config
+
+    def forward(self, x):
+        tiles = torch.stack([x, x.flip(-1), -x, torch.zeros_like(x)], dim=1).unsqueeze(1)
+        there = torch.tensor([1, 1, 1, 0]).expand(len(x), 1, 4)
+        return self.tower(tiles, torch.full((len(x), 1), 3), there).last_hidden_state[:, 0].flatten(1, 2)
+
+
+def mllama():
+    sizes = {"attention_heads": 4, "num_global_layers": 1, "intermediate_layers_indices": [0], "max_num_tiles": 4}
+    small = {name: size for name, size in IN_TRANSFORMERS.items() if name != "num_attention_heads"}
+    return OfTiles(tower_of_transformers("mllama", "Mllama", "Model", **small | sizes))
+
+
+def llama4():
+    sizes = {"projector_input_dim": 48, "projector_output_dim": 48, "vision_output_dim": 48, "intermediate_size": 192}
+    return tower_of_transformers("llama4", "Llama4", "Model", **IN_TRANSFORMERS | sizes)
+
+
 class Film(nn.Module):
     """What an encoder of films finds in four frames made of one image."""
 
@@ -259,6 +283,12 @@ PYRAMIDS = {
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
     **PYRAMIDS,
+    "transformers Llama 3.2": (mllama, []),
+    "transformers Llama 4": (llama4, []),
+    "transformers Step 3": (
+        partial(tower_of_transformers, "step3p7", "Step3p7", "Model", **IN_TRANSFORMERS),
+        [(64, 96), (96, 80)],
+    ),
     "timm Twins-SVT": (partial(twins, wss=(4, 4, 4, 4), depths=(2, 2, 2, 2)), [(64, 96)]),
     "timm Swin v2": (timms_swin_v2, [(64, 96), (96, 80)]),
     "timm NaFlexViT": (timms_naflex, [(64, 96), (96, 80)]),

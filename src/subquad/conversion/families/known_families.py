@@ -56,6 +56,8 @@ FAMILIES: dict[str, str] = {
         for name in ("inkling2", "minimax_m3_vl")
     },
     "transformers.models.lw_detr.modeling_lw_detr": "subquad.conversion.families.windowed_tokens",
+    "transformers.models.llama4.modeling_llama4": "subquad.conversion.families.tiled_attention",
+    "transformers.models.mllama.modeling_mllama": "subquad.conversion.families.tiled_attention",
     "transformers.models.pvt_v2.modeling_pvt_v2": "subquad.conversion.families.reducing_attention",
     "transformers.models.radio.modeling_radio": "subquad.conversion.families.radio_attention",
     "transformers.models.rf_detr.modeling_rf_detr": "subquad.conversion.families.windowed_tokens",
@@ -103,6 +105,7 @@ FAMILIES: dict[str, str] = {
             "sapiens2",
             "siglip",
             "smolvlm",
+            "step3p7",
             "tipsv2",
             "vit",
             "vit_mae",

@@ -50,6 +50,7 @@ class TransformersAttention(ConvertedAttention):
             ("mlcd", "MLCDAttention"),
             ("ovis2", "Ovis2VisionAttention"),
             ("sapiens2", "Sapiens2Attention"),
+            ("step3p7", "Step3p7VisionAttention"),
         )
     )
 
