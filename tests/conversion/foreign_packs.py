@@ -272,7 +272,14 @@ class OfMuse(OfImages):
         p = self.config.patch_size
         rows, columns = x.shape[-2] // p, x.shape[-1] // p
         cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).flatten(3)
-        return cut.repeat(1, 1, 1, 2).flatten(0, 2), torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
+        self.numbers = torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
+        return cut.repeat(1, 1, 1, 2).flatten(0, 2), self.numbers
+
+    def means(self, patches):
+        from transformers.vision_utils import get_vision_window_index
+
+        order, _ = get_vision_window_index(self.numbers, spatial_merge_size=1, window_size=32, patch_size=8)
+        return super().means(patches)[order]
 
 
 def muse(name, prefix):
