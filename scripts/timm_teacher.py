@@ -16,7 +16,7 @@ import torch
 from timm.models import save_for_hf
 from torch import nn
 
-from subquad.conversion.unlabelled_images import views
+from subquad.conversion.drawn_images import views
 from subquad.data import InputConfig, create_loader, eval_transform, load_dataset
 from subquad.optimizers import optimizer_of
 from subquad.training.order import seed_all

@@ -30,8 +30,9 @@ from subquad.conversion import (
     trade_off,
 )
 from subquad.conversion.distilling import trained_parameters
+from subquad.conversion.drawn_images import Drawn, has_parts, open_images, views
 from subquad.conversion.hybrids import HybridRow
-from subquad.conversion.unlabelled_images import Drawn, as_batches, has_parts, open_images, views
+from subquad.conversion.unlabelled_images import as_batches
 from subquad.data import InputConfig
 from subquad.grid import TokenGrid
 from subquad.weights.files import within_wrappers

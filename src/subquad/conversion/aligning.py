@@ -22,7 +22,6 @@ from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, restore
 from subquad.conversion.unlabelled_images import as_batches, fed
-from subquad.data import InputConfig
 from subquad.errors import SubquadError, shown
 from subquad.inference import in_evaluation
 from subquad.weights.files import within_wrappers
@@ -59,7 +58,7 @@ def align(
     blocks: Sequence[int] | None = None,
     batch_size: int = 64,
     seed: int = 0,
-    config: InputConfig | None = None,
+    config: Any = None,
     state_file: Path | str | None = None,
     **schedule: Any,
 ) -> Alignment:
@@ -72,7 +71,8 @@ def align(
         blocks: numbers of the blocks to fit; all converted ones if left out.
         batch_size: images of an update.
         seed: of the order of the images.
-        config: how the network takes pictures, where `images` are those.
+        config: how the network takes pictures, where `images` are those: an InputConfig, or a processor of
+            transformers, whose patches the network is handed.
         state_file: where the state is kept: called again with it, the fit goes on.
         schedule: fields of `Schedule`: `updates=500`, `lr=3e-4`, `time_budget=600`, …
 
@@ -83,7 +83,7 @@ def align(
     student, teacher = within_wrappers(student), within_wrappers(teacher)
     layers = chosen_layers(student, blocks)
     teacher = teacher_of(student) if teacher is None else teacher
-    batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
+    batches = as_batches(images, batch_size=batch_size, seed=seed, config=config, network=teacher)
     taps = Taps(student, teacher, layers)
     goal = Goal("aligning", taps.parts, taps.step, begin=taps.choose_start_values)
     progress = fit(goal, student, teacher, batches, plan, state_file=state_file)

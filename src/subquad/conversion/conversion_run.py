@@ -28,6 +28,7 @@ from subquad.conversion.conversion_plan import (
 from subquad.conversion.conversion_record import REPORT, Record, beside, blocks_of, hybrids_of
 from subquad.conversion.delta_files import save_converted, save_delta
 from subquad.conversion.distilling import check_trainable, distil
+from subquad.conversion.drawn_images import Drawn, open_images, views
 from subquad.conversion.hybrids import (
     BlockDamage,
     HybridRow,
@@ -42,7 +43,6 @@ from subquad.conversion.judged_steps import JudgedSteps
 from subquad.conversion.judging import Comparison
 from subquad.conversion.measured_costs import CostRow, check_sizes, measure_costs
 from subquad.conversion.replacing import conversion_of, convert
-from subquad.conversion.unlabelled_images import Drawn, open_images, views
 from subquad.conversion.untrained_rows import judge_untrained, untrained_students
 from subquad.data import InputConfig
 from subquad.data.dataset import PictureDataset

@@ -16,7 +16,6 @@ from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.low_rank import check_peft, low_rank_changes
 from subquad.conversion.replacing import check_teacher, converted_layers
 from subquad.conversion.unlabelled_images import as_batches, fed
-from subquad.data import InputConfig
 from subquad.errors import SubquadError, unknown_name
 from subquad.weights.files import within_wrappers
 
@@ -35,7 +34,7 @@ def distil(
     train: str = "all",
     batch_size: int = 64,
     seed: int = 1,
-    config: InputConfig | None = None,
+    config: Any = None,
     state_file: Path | str | None = None,
     **schedule: Any,
 ) -> Progress:
@@ -52,7 +51,8 @@ def distil(
         train: one of `TRAINED`.
         batch_size: images of an update.
         seed: of the order of the images.
-        config: how the network takes pictures, where `images` are those.
+        config: how the network takes pictures, where `images` are those: an InputConfig, or a processor of
+            transformers, whose patches the network is handed.
         state_file: where the state is kept: called again with it, the fit goes on.
         schedule: fields of `Schedule`: `updates=500`, `lr=3e-4`, `time_budget=600`, …
 
@@ -64,7 +64,7 @@ def distil(
     if teacher is None:
         teacher = teacher_of(student)
     check_teacher(student, teacher)
-    batches = as_batches(images, batch_size=batch_size, seed=seed, config=config)
+    batches = as_batches(images, batch_size=batch_size, seed=seed, config=config, network=teacher)
 
     def step(pictures: Any) -> dict[str, float]:
         with torch.no_grad():

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from subquad.conversion.conversion_plan import Judging, Plan
+from subquad.conversion.drawn_images import Drawn, has_parts
 from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.labelled_features import LabelledComparison, LabelledJudge, Readable, labelled_sets
-from subquad.conversion.unlabelled_images import Drawn, has_parts
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
 from subquad.tasks import HeldOut
