@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 from torchvision import transforms
 
 from subquad.data import InputConfig, eval_transform, load_dataset, placing, read_image
