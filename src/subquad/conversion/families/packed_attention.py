@@ -141,9 +141,7 @@ class PackRecorder(GridRecorder):
     def __call__(self, module: Any, arguments: Any, turns: Any) -> None:
         places = arguments[1] if len(arguments) == 2 else None
         if not isinstance(places, Tensor) or places.dim() != 2 or places.shape[1] != self.coordinates:
-            raise SubquadError(
-                f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
-            )
+            raise not_told(module)
         self.record(self.grid_from(places.detach()[:, -2:], turns))
 
     def grid_from(self, places: Tensor, turns: Any) -> PackGrid:
@@ -155,6 +153,11 @@ class PackRecorder(GridRecorder):
         found = self._find(tokens.shape[0], 0)
         assert isinstance(found, PackGrid)
         return found
+
+
+def not_told(module: nn.Module, what: str = "where patches stand") -> SubquadError:
+    """What is raised where a module of another transformers is not called as it is in the one that is known."""
+    return SubquadError(f"{type(module).__name__} of this transformers is not told {what}: 5.24 does it")
 
 
 def classes_of(towers: tuple[tuple[str, str, str], ...]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from subquad.conversion.families.packed_attention import (
     PackGrid,
     PackRecorder,
     classes_of,
+    not_told,
 )
 from subquad.conversion.grid_recorder import COMPUTED_AGAIN, GridRecorder
 from subquad.errors import SubquadError
@@ -58,10 +59,7 @@ class NumbersRecorder(PackRecorder):
         name, place = self.told_as
         numbers = keywords.get(name, arguments[place] if len(arguments) > place else None)
         if not isinstance(numbers, Tensor) or numbers.dim() != 2:
-            raise SubquadError(
-                f"{type(module).__name__} of this transformers is not told how many patches each image has as {name}: "
-                "5.24 does it"
-            )
+            raise not_told(module, f"how many patches each image has as {name}")
         sizes = [one[-2:] for one in numbers.tolist() for _ in range(1 if len(one) == 2 else one[0])]
         side = self.side_of_blocks(module)
         self.record(self.pack(torch.cat([places_of(height, width, side) for height, width in sizes])))
@@ -104,9 +102,7 @@ class GlmImageRecorder(PackRecorder):
 
     def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
         if len(arguments) != 5:
-            raise SubquadError(
-                f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
-            )
+            raise not_told(module)
         places = torch.stack(arguments[3:], dim=1).detach()
         self.record(PackGrid(1, len(places), places=places))
 

@@ -17,6 +17,7 @@ from subquad.conversion.families.packed_attention import (
     PackGrid,
     PackRecorder,
     classes_of,
+    not_told,
 )
 from subquad.conversion.families.packed_by_numbers import places_of
 from subquad.conversion.grid_recorder import GridRecorder
@@ -57,12 +58,6 @@ class PaddedRecorder(PackRecorder):
     def present(self) -> Tensor | None:
         last = self.last_standing
         return last.grid.there if last is not None and isinstance(last.grid, PaddedGrid) else None
-
-    def refuse(self, module: Any) -> SubquadError:
-        """What is raised where a module is not called as known."""
-        return SubquadError(
-            f"{type(module).__name__} of this transformers is not told where patches stand: 5.24 does it"
-        )
 
 
 class PaddedAttention(PackedApartAttention):
@@ -110,7 +105,7 @@ class GemmaRecorder(PaddedRecorder):
     def __call__(self, module: Any, arguments: Any, turns: Any) -> None:
         places = arguments[1] if len(arguments) == 2 else None
         if not isinstance(places, Tensor) or places.dim() != 3:
-            raise self.refuse(module)
+            raise not_told(module)
         self.record_places(places.flip(-1))
 
 
@@ -161,7 +156,7 @@ class SiglipRecorder(PaddedRecorder):
         given = dict(zip(("pixel_values", "spatial_shapes"), arguments, strict=False)) | keywords
         patches, sizes = given["pixel_values"], given.get("spatial_shapes")
         if not isinstance(sizes, Tensor) or sizes.dim() != 2:
-            raise self.refuse(module)
+            raise not_told(module)
         most = patches.shape[1]
         places = [places_of(height, width, 1) for height, width in sizes.tolist()]
         filled = [F.pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]
