@@ -181,6 +181,26 @@ def hunyuan_video():
     return HunyuanVideoTransformer3DModel(**FILMS | {"num_layers": 1}, **text, rope_axes_dim=(2, 2, 4))
 
 
+def cosmos():
+    from diffusers import CosmosTransformer3DModel
+
+    sizes = {"text_embed_dim": 24, "adaln_lora_dim": 8, "max_size": (8, 32, 32), "mlp_ratio": 2.0}
+    return CosmosTransformer3DModel(**FILMS | {"attention_head_dim": 16}, **sizes, concat_padding_mask=False)
+
+
+def anyflow():
+    from diffusers import AnyFlowTransformer3DModel
+
+    return AnyFlowTransformer3DModel(**FILMS, text_dim=24, freq_dim=8, ffn_dim=16, rope_max_seq_len=32)
+
+
+def mochi():
+    from diffusers import MochiTransformer3DModel
+
+    sizes = {"text_embed_dim": 24, "time_embed_dim": 8, "pooled_projection_dim": 16, "in_channels": 4}
+    return MochiTransformer3DModel(num_attention_heads=2, attention_head_dim=8, num_layers=2, **sizes)
+
+
 def cogview4():
     from diffusers import CogView4Transformer2DModel
 
@@ -216,15 +236,16 @@ DIFFUSION = {
     "SkyReels V2": (partial(wan, "SkyReelsV2"), [(12, 8), (4, 20)]),
     "Wan VACE": (partial(wan, "WanVACE", vace_layers=[0], vace_in_channels=4), [(12, 8), (4, 20)]),
     "CogView4": (cogview4, [(12, 8), (4, 20)]),
+    "Cosmos": (cosmos, [(12, 8), (4, 20)]),
+    "AnyFlow": (anyflow, [(12, 8), (4, 20)]),
+    "Mochi": (mochi, [(12, 8), (4, 20)]),
     "Z-Image": (z_image, [(12, 8), (4, 20)]),
 }
+OF_FRAMES = ("Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "Cosmos", "AnyFlow")
+"""Films whose texts do not attend together with them, called much alike."""
 UNEVEN = ("Flux 3", "Lumina 2", "Z-Image")
 """Whose blocks differ in how many tokens there are beside the map."""
-JOINT = [
-    name
-    for name in DIFFUSION
-    if name not in ("DiT", "PixArt", "Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "LTX", *UNEVEN)
-]
+JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", *OF_FRAMES, "LTX", *UNEVEN)]
 """Whose texts attend together with the image, all of them in front of it."""
 
 
@@ -251,12 +272,15 @@ def inputs(name, height=8, width=8, text=5):
         hidden, conditions = noise(2, 4, height, width), {"resolution": None, "aspect_ratio": None}
         texts = {"encoder_hidden_states": noise(2, text, 32), "added_cond_kwargs": conditions}
         return {"hidden_states": hidden, "timestep": timestep, **texts}
-    if name in ("Wan", "Wan VACE", "ChronoEdit", "SkyReels V2"):
+    if name in OF_FRAMES:
         film = {"hidden_states": noise(2, 4, 3, height, width), "timestep": timestep}
+        if name == "AnyFlow":
+            film = {"hidden_states": noise(2, 3, 4, height, width), "timestep": timestep[:, None].expand(2, 3)}
+            film |= {"r_timestep": film["timestep"] // 2}
         if name == "Wan VACE":
             film |= {"control_hidden_states": noise(2, 4, 3, height, width)}
         return film | {"encoder_hidden_states": noise(2, text, 24)}
-    if name in ("LTX", "Lumina 2") or "Hunyuan" in name or "CogV" in name:
+    if name in ("LTX", "Lumina 2", "Mochi") or "Hunyuan" in name or "CogV" in name:
         return of_texts_beside(name, height, width, timestep, noise(2, text, 24), noise)
     if name == "Z-Image":
         latents, texts = noise(2, 4, 1, height, width), noise(2, text, 24)
@@ -305,6 +329,8 @@ def of_texts_beside(name, height, width, timestep, texts, noise):
     if name == "HunyuanVideo":
         more = {"pooled_projections": noise(2, 12), "guidance": torch.tensor([6.0, 6.0])}
         return call | more | {"hidden_states": noise(2, 4, 3, height, width), "encoder_attention_mask": present}
+    if name == "Mochi":
+        return call | {"hidden_states": noise(2, 4, 3, height, width), "encoder_attention_mask": present.bool()}
     if name == "CogView4":
         size = torch.tensor([[8.0 * height, 8.0 * width]] * 2)
         sizes = {"original_size": size, "target_size": size, "crop_coords": torch.zeros(2, 2)}

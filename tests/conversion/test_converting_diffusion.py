@@ -19,6 +19,8 @@ from subquad.grid import TokenGrid
 from subquad.positions import GridTable
 
 pytest.importorskip("diffusers")
+# Mochi asks for fp32 by autocast
+pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")
 
 SUB_QUADRATIC = sorted(name for name, cls in ATTENTION.items() if not cls.traits.quadratic)
 

@@ -32,10 +32,12 @@ LIKE_FLUX = {
 
 CALLED_OTHERWISE = {
     "Lumina2AttnProcessor2_0": "diffusers_rows.LuminaAttention",
+    "MochiAttnProcessor2_0": "diffusers_beside_texts.MochiAttention",
     "QwenDoubleStreamAttnProcessor2_0": "diffusers_rows.QwenAttention",
     "ZSingleStreamAttnProcessor": "diffusers_rows.ZAttention",
     # in the blocks of FIBO that have text and image in one row
     "BriaAttnProcessor": "diffusers_rows.FluxAttention",
+    "CosmosAttnProcessor2_0": "diffusers_films.CosmosAttention",
     "CogView4AttnProcessor": "diffusers_beside_texts.CogViewAttention",
     "CogVideoXAttnProcessor2_0": "diffusers_beside_texts.CogVideoAttention",
     "HunyuanImageAttnProcessor": "diffusers_beside_texts.HunyuanImageAttention",
@@ -49,7 +51,7 @@ PROCESSORS = (
     | CALLED_OTHERWISE.keys()
     | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
     | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor", "Flux3AttnProcessor", "Krea2AttnProcessor"}
-    | {"LTXVideoAttnProcessor", "SkyReelsV2AttnProcessor", "WanAttnProcessor"}
+    | {"AnyFlowAttnProcessor", "LTXVideoAttnProcessor", "SkyReelsV2AttnProcessor", "WanAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
 )
 """Processors of diffusers that compute plain softmax attention, of image tokens alone or of a text's as well."""
@@ -62,7 +64,9 @@ OF_TEXT = ("add_{}_proj", "norm_added_{}")
 class DiffusersAttention(ConvertedAttention):
     """Stand for the attention of DiT, PixArt and SD3."""
 
-    replaces: ClassVar[tuple[str, ...]] = ("diffusers.models.attention_processor.Attention",)
+    replaces: ClassVar[tuple[str, ...]] = tuple(
+        f"diffusers.models.attention_processor.{name}" for name in ("Attention", "MochiAttention")
+    )
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)

@@ -15,6 +15,7 @@ from subquad.conversion.families.diffusers_attention import (
     DiffusersAttention,
     absent_tokens,
     refuse_given,
+    refuse_patched,
     rotation_of,
 )
 from subquad.conversion.families.diffusers_recorder import TRANSFORMERS, LatentRecorder
@@ -172,6 +173,48 @@ class Hunyuan15Attention(AttentionBesideText):
         if attention_mask is None:
             return None
         return F.pad(~attention_mask.bool(), (0, image.shape[1]), value=False)
+
+
+class MochiRecorder(FilmRecorder):
+    """Listens in front of Mochi's rotary embedding, which is told of how many frames, rows and columns a film is."""
+
+    # that of 84 frames of 480×848 px
+    usual_size: ClassVar[tuple[int, int] | None] = (30, 53)
+    in_front: ClassVar[bool] = True
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return is_called(module, f"{TRANSFORMERS}.transformer_mochi.MochiRoPE")
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        frames, height, width = (1, *size)[-3:]
+        return frames * height, width
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+        return 14, *size
+
+    def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
+        self.record(TokenGrid(*self.map_from(module, arguments[1:4])))
+
+
+class MochiAttention(AttentionBesideText):
+    """Mochi's (Genmo 2024), of all frames: texts whose last tokens may be absent."""
+
+    listener: ClassVar[type[GridRecorder]] = MochiRecorder
+
+    def check(self, original: Any) -> None:
+        refuse_patched(original)
+
+    def absent_first(self, attention_mask: Tensor | None, image: Tensor) -> Tensor | None:
+        if attention_mask is None:
+            return None
+        return F.pad(~attention_mask.bool(), (0, image.shape[1]), value=False)
+
+    def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
+        # (n, h, d / 2): heads turn otherwise
+        return rotation_of(*(table.transpose(0, 1).repeat_interleave(2, dim=-1) for table in (cos, sin)))
 
 
 def behind_text(rotation: Rotation, count: int) -> Rotation:

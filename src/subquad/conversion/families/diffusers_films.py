@@ -1,4 +1,4 @@
-"""Self-attention of diffusers' generators of films, Wan and LTX-Video, whose cross-attention stays as it is.
+"""Self-attention of diffusers' generators of films, Wan, LTX-Video and Cosmos, whose cross-attention stays as it is.
 
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels of all.
 """
@@ -12,12 +12,14 @@ from subquad.conversion.families.diffusers_attention import (
     refuse_given,
     refuse_patched,
     rotation_of,
+    rotation_of_turns,
 )
 from subquad.conversion.families.diffusers_recorder import TRANSFORMERS
 from subquad.conversion.families.film_recorder import FilmRecorder
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.rope import Rotation, with_signs
 
 
 class WanRecorder(FilmRecorder):
@@ -62,6 +64,53 @@ class LTXRecorder(FilmRecorder):
                 "films and images that condition it can't be converted"
             )
         self.record(TokenGrid(*self.map_from(module, sizes)))
+
+
+class CosmosRecorder(FilmRecorder):
+    """Listens to Cosmos' rotary embedding, which is given the film."""
+
+    # that of 121 frames of 704×1,280 px
+    usual_size: ClassVar[tuple[int, int] | None] = (88, 160)
+
+    @classmethod
+    def hears(cls, module: nn.Module) -> bool:
+        return is_called(module, f"{TRANSFORMERS}.transformer_cosmos.CosmosRotaryPosEmbed")
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        frames, rows, columns = (
+            length // patch for length, patch in zip((1, *size)[-3:], embedding.patch_size, strict=True)
+        )
+        return max(frames, 1) * rows, columns
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+        return 16, *size
+
+    def __call__(self, module: Any, arguments: Any, tables: Any) -> None:
+        self.record(TokenGrid(*self.map_from(module, arguments[0].shape)))
+
+
+class CosmosAttention(DiffusersAttention):
+    """Cosmos' (1, 2 and 2.5; NVIDIA 2025, arXiv 2501.03575): rotary positions of one half of a head with the other."""
+
+    listener: ClassVar[type[GridRecorder]] = CosmosRecorder
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Tokens of all frames (b, n, c); tables of rotary positions (n, d)."""
+        refuse_given({"encoder_hidden_states": encoder_hidden_states, "attention_mask": attention_mask, **kwargs})
+        rotation = None
+        if image_rotary_emb is not None:
+            cos, sin = image_rotary_emb
+            rotation = Rotation(cos, with_signs(sin, interleaved=False), interleaved=False)
+        return self.attend(hidden_states, None, rotation)
 
 
 class AcrossHeads(DiffusersAttention):
@@ -142,4 +191,32 @@ class WanAttention(AcrossHeads):
         """Tokens of all frames (b, n, c); tables of rotary positions (1, n, 1, d)."""
         refuse_given({"encoder_hidden_states": encoder_hidden_states, "attention_mask": attention_mask, **kwargs})
         rotation = None if rotary_emb is None else rotation_of(*(table[0, :, 0] for table in rotary_emb))
+        return self.attend(hidden_states, None, rotation)
+
+
+class AnyFlowAttention(AcrossHeads):
+    """AnyFlow's, which is Wan's: rotary positions are complex numbers, the same for queries and keys."""
+
+    replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_anyflow.AnyFlowAttention",)
+    listener: ClassVar[type[GridRecorder]] = WanRecorder
+
+    @classmethod
+    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
+        return block.attn1 is original
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return False
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: dict[str, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Tokens of all frames (b, n, c); numbers (1, 1, n, d / 2) of queries and keys."""
+        refuse_given({"encoder_hidden_states": encoder_hidden_states, "attention_mask": attention_mask, **kwargs})
+        rotation = None if rotary_emb is None else rotation_of_turns(rotary_emb["query"][0, 0])
         return self.attend(hidden_states, None, rotation)

@@ -27,7 +27,7 @@ FAMILIES: dict[str, str] = {
     },
     **{
         f"diffusers.models.transformers.transformer_{name}": "subquad.conversion.families.diffusers_films"
-        for name in ("chronoedit", "ltx", "skyreels_v2", "wan")
+        for name in ("anyflow", "chronoedit", "ltx", "skyreels_v2", "wan")
     },
     "dinov2.layers.attention": "subquad.conversion.families.dino_attention",
     "dinov3.layers.attention": "subquad.conversion.families.dino_attention",
