@@ -442,6 +442,8 @@ def export(
     dynamic: str | Sequence[str] = (),
     dtype: str = "fp32",
     int8: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    answer: str | None = None,
     log: Log = silent,
 ) -> Exported:
     """Write a network for another engine; the file is there whole and found to be right, or not at all.
@@ -455,6 +457,9 @@ def export(
         dynamic: what may change from call to call: "batch", "size", or both, "batch,size".
         dtype: fp32, bf16 or fp16, of parameters and images; a network of another dtype is copied.
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
+        given: of a network that takes more than images, the arguments of a call by name, as a processor of
+            transformers makes them: the file takes the first tensor of floats, and the rest are constants of it.
+        answer: which of such a network's answers is written, by name; the first if left out.
         log: hears what the weights are.
 
     Raises:
@@ -494,7 +499,8 @@ def export(
         model = copy.deepcopy(model).to(DTYPES[dtype])
     target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
     settings: dict[str, Any] = {"format": format, "img_size": size, "batch": batch, "dynamic": dynamic}
-    return export_network(model, target, **settings, dtype=dtype, int8=int8, notes=notes)
+    of_arguments: dict[str, Any] = {"given": given, "answer": answer}
+    return export_network(model, target, **settings, **of_arguments, dtype=dtype, int8=int8, notes=notes)
 
 
 @checks_arguments

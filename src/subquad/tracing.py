@@ -4,13 +4,16 @@
 that it was traced with; `surely` asks without doing so. Everywhere else sizes are numbers, and branches are branches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from subquad.errors import SubquadError
 
@@ -55,6 +58,48 @@ def is_exporting() -> bool:
     """Whether what is computed is written down by `torch.export`."""
     # torch 2.11 takes the function itself for true wherever it traces it
     return torch.compiler.is_exporting()
+
+
+class KnownNumbers(Tensor):
+    """Numbers that stay known where a network is traced, so that Python reads them there as anywhere else.
+
+    What is computed of them alone is known too, and is no part of a program; with other tensors they are constants.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = args, dict(kwargs or {})
+        tensors = [one for one in tree_leaves(given) if isinstance(one, Tensor)]
+        args, kwargs = tree_map_only(KnownNumbers, as_plain, given)
+        if not all(isinstance(one, KnownNumbers) for one in tensors):
+            return function(*args, **kwargs)
+        with outside_of_traces():
+            return tree_map_only(Tensor, as_known, function(*args, **kwargs))
+
+
+def as_known(numbers: Tensor) -> Tensor:
+    """A tensor of numbers that stay known."""
+    return numbers.as_subclass(KnownNumbers)
+
+
+def as_plain(numbers: Tensor) -> Tensor:
+    """The same as any tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return numbers.as_subclass(Tensor)
+
+
+@contextmanager
+def outside_of_traces() -> Iterator[None]:
+    """What is computed of known numbers inside this context is no part of what `torch.export` writes down."""
+    with _disable_current_modes():
+        yield
+
+
+def can_be_read(numbers: Tensor) -> bool:
+    """Whether a tensor's numbers are there: where a network is traced, those that are known alone."""
+    return isinstance(numbers, KnownNumbers) or not is_exporting()
 
 
 def smaller(a: Any, b: Any) -> Any:

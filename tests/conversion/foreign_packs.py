@@ -1,5 +1,6 @@
 """Towers of transformers' networks of language that are handed packs of patches, of images of any sizes."""
 
+import inspect
 from functools import partial
 from importlib import import_module
 
@@ -49,6 +50,10 @@ class OfImages(nn.Module):
         tokens = self.tower(patches, numbers).last_hidden_state
         return tokens.squeeze(0) if tokens.dim() == 3 else tokens
 
+    def given(self, x):
+        """Arguments of a call of the tower, by name."""
+        return dict(zip(inspect.signature(self.tower.forward).parameters, self.patches(x), strict=False))
+
     def means(self, patches):
         """(n,), of the pixels of each patch."""
         return patches.flatten(0, -2).mean(-1)
@@ -73,6 +78,12 @@ class OfPatches(OfImages):
         cut = x.view(len(x), 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
         return cut, torch.tensor([[1, rows, columns]]).repeat(len(x), 1)
 
+    def given(self, x):
+        patches, numbers = self.patches(x)
+        name = type(self.tower).__name__
+        more = {"merge_sizes": torch.ones(len(numbers), dtype=torch.long)} if "VideoLlama" in name else {}
+        return {"pixel_values": patches[None] if "Paddle" in name else patches, "grid_thw": numbers, **more}
+
     def means(self, patches):
         return patches.flatten(1).mean(1)
 
@@ -92,6 +103,9 @@ class OfPixtral(OfImages):
         high, wide = (max(one.shape[axis] for one in several) for axis in (-2, -1))
         filled = [F.pad(one, (0, wide - one.shape[-1], 0, high - one.shape[-2])) for one in several]
         return torch.cat(filled), torch.cat([self.patches(one)[1] for one in several])
+
+    def given(self, x):
+        return dict(zip(("pixel_values", "image_sizes"), self.patches(x), strict=True))
 
     def means(self, images):
         return F.avg_pool2d(images.mean(1), self.config.patch_size).flatten()
@@ -215,6 +229,10 @@ class OfPix2Struct(OfNaFlex):
         rows, columns = sizes[0]
         places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) + 1
         return torch.cat([places.expand(len(x), -1, -1), cut], dim=-1), there, sizes
+
+    def given(self, x):
+        patches, there, _ = self.patches(x)
+        return {"flattened_patches": patches, "attention_mask": there}
 
     def means(self, patches):
         return super().means(patches[..., 2:])

@@ -32,7 +32,7 @@ from subquad.exports import (
     programs,
     register_exporter,
 )
-from subquad.exports.checking import checked_shapes, largest_difference
+from subquad.exports.checking import checked_shapes, largest_difference, tried_images
 from subquad.exports.engines import InEngine
 from subquad.exports.exporting import least_pixels, stated_size
 from subquad.tasks import task_named
@@ -64,14 +64,14 @@ def test_the_largest_difference_of_all_sizes_is_told():
     def run(images):
         return Mean()(images) + (0.5 if len(images) == 1 else 0)
 
-    shapes = [(1, 8, 8), (3, 8, 8)]
-    assert largest_difference(Mean(), run, shapes, 3, torch.float32, 100) > 0.1
+    tried = tried_images([(1, 8, 8), (3, 8, 8)], 3, torch.float32)
+    assert largest_difference(Mean(), run, tried, torch.float32, 100) > 0.1
     with pytest.raises(SubquadError, match=r"is off by .* at 1 × 8 × 8 px, more than 1e-04"):
-        largest_difference(Mean(), run, shapes, 3, torch.float32, 1e-4)
+        largest_difference(Mean(), run, tried, torch.float32, 1e-4)
     with pytest.raises(SubquadError, match=r"gives \(1, 2\) at 1 × 8 × 8 px, not \(1, 3\)"):
-        largest_difference(Mean(), lambda x: Mean()(x)[:, :2], shapes, 3, torch.float32, 1e-4)
+        largest_difference(Mean(), lambda x: Mean()(x)[:, :2], tried, torch.float32, 1e-4)
     with pytest.raises(SubquadError, match="does not run at 1 × 8 × 8 px: no"):
-        largest_difference(Mean(), lambda x: throw(ValueError("no")), shapes, 3, torch.float32, 1e-4)
+        largest_difference(Mean(), lambda x: throw(ValueError("no")), tried, torch.float32, 1e-4)
 
 
 class Nothing(torch.nn.Module):

@@ -51,9 +51,10 @@ def checked(run: Callable[[Tensor], Tensor], takes: Mapping[str, Any] | None) ->
             least <= size <= most for size, (least, most) in zip(images.shape, takes["sizes"], strict=True)
         )
         if not fits or str(images.dtype) != takes["dtype"]:
+            axes = AXES if len(takes["sizes"]) == len(AXES) else [f"axis {n}" for n in range(len(takes["sizes"]))]
             wanted = (
                 f"{axis} {least}" if least == most else f"{axis} {least} to {most}"
-                for axis, (least, most) in zip(AXES, takes["sizes"], strict=True)
+                for axis, (least, most) in zip(axes, takes["sizes"], strict=True)
             )
             got = f"{' × '.join(map(str, images.shape))} of {images.dtype}"
             raise SubquadError(f"it was compiled for images of {takes['dtype']}, {', '.join(wanted)}, got {got}")

@@ -50,41 +50,55 @@ class DoesNotRunError(SubquadError):
     """A file that its engine can open and can't run."""
 
 
+def tried_images(shapes: Sequence[Shape], channels: int, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+    """Images that what was written is tried with, and of what size they are."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (
+            f"at {batch} × {height} × {width} px",
+            torch.randn(batch, channels, height, width, generator=generator).to(dtype),
+        )
+        for batch, height, width in shapes
+    ]
+
+
+def tried_like(example: Tensor) -> list[tuple[str, Tensor]]:
+    """The same of what is no image: the example, and its rows the other way around; not any numbers need be taken."""
+    where = f"of {' × '.join(map(str, example.shape))} numbers"
+    return [(where, example), (where, example.flip(0))]
+
+
 def largest_difference(
     model: nn.Module,
     run: Callable[[Tensor], Tensor],
-    shapes: Sequence[Shape],
-    channels: int,
+    tried: Sequence[tuple[str, Tensor]],
     dtype: torch.dtype,
     tolerance: float,
 ) -> float:
-    """How far the answers of `run` to images of `dtype` are from those of `model`, by the network's largest number.
+    """How far the answers of `run` to what is tried are from those of `model`, by the network's largest number.
 
     Raises:
         SubquadError: it does not run, gives another shape, or is further off than `tolerance`; or the network itself
             gives numbers that are not finite, which nothing can be held against.
     """
     worst = 0.0
-    generator = torch.Generator().manual_seed(0)
-    for batch, height, width in shapes:
-        images = torch.randn(batch, channels, height, width, generator=generator).to(dtype)
+    for where, images in tried:
         wanted = answer_of(model, images).float()
-        where = f"at {batch} × {height} × {width}"
         if not wanted.isfinite().all():
             raise SubquadError(
-                f"the network itself gives numbers that are not finite {where} px, in {dtype}: its weights are not "
+                f"the network itself gives numbers that are not finite {where}, in {dtype}: its weights are not "
                 "finite, or name a wider dtype"
             )
         try:
             got = run(images).float()
         except Exception as error:
-            raise DoesNotRunError(f"what was written does not run {where} px: {reason_of(error)}") from error
+            raise DoesNotRunError(f"what was written does not run {where}: {reason_of(error)}") from error
         if got.shape != wanted.shape:
-            raise SubquadError(f"what was written gives {tuple(got.shape)} {where} px, not {tuple(wanted.shape)}")
+            raise SubquadError(f"what was written gives {tuple(got.shape)} {where}, not {tuple(wanted.shape)}")
         off = float((got - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12))
         if not off <= tolerance:
             raise SubquadError(
-                f"what was written is off by {off:.1e} {where} px, more than {tolerance:.0e}: it is not kept"
+                f"what was written is off by {off:.1e} {where}, more than {tolerance:.0e}: it is not kept"
             )
         worst = max(worst, off)
     return worst

@@ -10,12 +10,21 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown_name
-from subquad.exports.checking import TOLERANCES, DoesNotRunError, Shape, answer_of, checked_shapes, largest_difference
+from subquad.exports.checking import (
+    TOLERANCES,
+    DoesNotRunError,
+    answer_of,
+    checked_shapes,
+    largest_difference,
+    tried_images,
+    tried_like,
+)
 from subquad.exports.file_notes import as_texts
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
+from subquad.exports.known_arguments import WithArguments, check_alone, in_dtype
 from subquad.exports.programs import as_formulas, check_dynamic, check_most, program_of, sizes_without_guards
 from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
@@ -33,14 +42,14 @@ class Exported:
     Attributes:
         path: the file.
         format: its name in EXPORTERS.
-        shapes: the (images, height, width) at which it was compared with the network.
+        shapes: the (images, height, width) at which it was compared with the network; of what is no image, all sizes.
         difference: how far it was off there at most, by the network's largest number.
         least: pixels of the shortest side that it takes, where the size may change.
     """
 
     path: Path
     format: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[tuple[int, ...], ...]
     difference: float
     least: int | None
 
@@ -56,6 +65,8 @@ def export(
     dynamic: str | Sequence[str] = (),
     dtype: str = "fp32",
     int8: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    answer: str | None = None,
     notes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Exported:
     """Write `model` to `path`; the file is there whole and found to be right, or not at all.
@@ -70,6 +81,9 @@ def export(
         dynamic: what may change from call to call: "batch", "size", or both, "batch,size".
         dtype: fp32, bf16 or fp16, of parameters and images.
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
+        given: of a network that takes more than images, the arguments of a call by name, as the tower of a network of
+            language is handed patches and their numbers: see `WithArguments`.
+        answer: which of such a network's answers is written, by name; the first if left out.
         notes: what the file says beside, by name, as JSON can hold it; formats without room for them leave them out.
 
     Raises:
@@ -82,11 +96,16 @@ def export(
     check_suffix(path, f"{format} is", exporter.suffix)
     dynamic = names_in(dynamic)
     check_dynamic(dynamic)
-    pixels = img_size if img_size is not None else stated_size(model)
+    if answer is not None and given is None:
+        raise SubquadError("answer says which of a network's answers is written, beside given, which is not there")
+    if given is not None:
+        check_alone(img_size, dynamic)
+        model = WithArguments(model, in_dtype(given, DTYPES[dtype]), answer)
+    pixels = img_size if img_size is not None else (1, 1) if given is not None else stated_size(model)
     if pixels is None:
         raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
     size = height_and_width(pixels)
-    least = least_pixels(model)
+    least = least_pixels(model) if given is None else 1
     if "size" in dynamic and min(size) < least:
         raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
     check_most(dynamic, batch, size)
@@ -209,17 +228,15 @@ class _Wanted:
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
     _check_on_cpu(model)
-    # what a network can't do is said by itself, and before minutes of tracing
-    channels = _taken_channels(model, wanted)
-    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
+    example, shapes, tried = _tried(model, wanted)
     tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
     with warnings.catch_warnings(), temporary_folder("export") as folder:
         # of the libraries that translate, about themselves
         warnings.simplefilter("ignore")
         aside = folder / path.name
-        run = _translated(model, aside, exporter, wanted, channels)
+        run = _translated(model, aside, exporter, wanted, example)
         try:
-            difference = largest_difference(model, run, shapes, channels, wanted.dtype, tolerance)
+            difference = largest_difference(model, run, tried, wanted.dtype, tolerance)
         except DoesNotRunError as error:
             raise SubquadError(f"{error}{_hint(wanted)}") from error
         # what belongs to it has its name, and another suffix
@@ -242,6 +259,17 @@ def _check_on_cpu(model: nn.Module) -> None:
     raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
 
 
+def _tried(model: nn.Module, wanted: _Wanted) -> tuple[Tensor, Sequence[tuple[int, ...]], list[tuple[str, Tensor]]]:
+    """What is traced, and what is tried in which shapes; what a network can't do is said before minutes of tracing."""
+    if isinstance(model, WithArguments):
+        answer_of(model, model.example)
+        return model.example, [tuple(model.example.shape)], tried_like(model.example)
+    channels = _taken_channels(model, wanted)
+    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
+    images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
+    return images, shapes, tried_images(shapes, channels, wanted.dtype)
+
+
 def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
     """The channels of the images that a network takes; raises what it says of the first ones that it may have."""
     refusal = None
@@ -256,12 +284,11 @@ def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
     raise refusal
 
 
-def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, channels: int) -> Runner:
+def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, example: Tensor) -> Runner:
     """Write the network to `path` and open that in its engine."""
-    images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
     try:
         traced = in_int8(model, wanted.int8) if wanted.int8 and wanted.int8 in exporter.int8 else model
-        program = program_of(traced, images, wanted.dynamic, wanted.least)
+        program = program_of(traced, example, wanted.dynamic, wanted.least)
         with as_formulas(), sizes_without_guards():
             exporter.write(program, path)
         if wanted.int8 and (quantize := exporter.int8_files.get(wanted.int8)):

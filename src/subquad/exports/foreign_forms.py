@@ -26,6 +26,7 @@ def forms_of_any_size() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(substituted(functional, "adaptive_avg_pool2d", _adaptive_means))
         stack.enter_context(substituted(functional, "interpolate", _resampled))
+        stack.enter_context(substituted(functional, "conv3d", _convolved))
         rotation = getattr(timm.layers, "RotaryEmbeddingDinoV3", None)
         if hasattr(rotation, "_create_embed"):
             stack.enter_context(substituted(rotation, "_create_embed", _turns))
@@ -61,6 +62,14 @@ def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> T
     sizes = (output_size, output_size) if isinstance(output_size, int) else output_size
     height, width = (given if new is None else new for new, given in zip(sizes, image.shape[-2:], strict=True))
     return means_by_products(image, (height, width))
+
+
+_CONVOLVE = functional.conv3d
+
+
+def _convolved(film: Tensor, weight: Tensor, bias: Tensor | None = None, *more: Any, **settings: Any) -> Tensor:
+    """In the place of PyTorch's function: torch.onnx makes a bias of a wrong size where there is none."""
+    return _CONVOLVE(film, weight, weight.new_zeros(weight.shape[0]) if bias is None else bias, *more, **settings)
 
 
 _INTERPOLATE = functional.interpolate

@@ -66,7 +66,8 @@ def name_axes(model: Any) -> None:
     images = model.graph.inputs[0].shape
     names = {
         str(size.value): name
-        for size, name in zip(images, ("batch", "channels", "height", "width"), strict=True)
+        # what is no image has no size that changes
+        for size, name in zip(images, ("batch", "channels", "height", "width"), strict=False)
         if not isinstance(size, int)
     }
     symbols = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")

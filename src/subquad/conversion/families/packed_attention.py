@@ -18,6 +18,7 @@ from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.rope import Rotation, with_signs
+from subquad.tracing import as_known, as_plain, can_be_read, outside_of_traces
 
 TOWERS = (
     ("qwen2_vl", "Qwen2VLVisionRotaryEmbedding", "VisionAttention"),
@@ -87,16 +88,32 @@ class PackGrid(TokenGrid):
         Raises:
             SubquadError: tokens between two borders are not those of one map.
         """
+        if not can_be_read(borders):
+            return self._as_before(len(borders) - 1)
         ends = tuple(borders.tolist())
         if ends not in self._images:
             self._images[ends] = self._sorted(ends)
         return self._images[ends]
 
+    def _as_before(self, count: int) -> list[Images]:
+        """So many images, as they were sorted in the call before."""
+        known = [images for ends, images in self._images.items() if len(ends) == count + 1]
+        if len(known) != 1:
+            raise SubquadError(
+                f"a program of a pack of {count} images is for those of the call before, which had {len(known)} such "
+                "packs: call the network once with what it is to be a program of"
+            )
+        return known[0]
+
     def _sorted(self, ends: tuple[int, ...]) -> list[Images]:
+        with outside_of_traces():
+            return self._by_size(as_plain(self.places), ends)
+
+    def _by_size(self, of_pack: Tensor, ends: tuple[int, ...]) -> list[Images]:
         by_size: dict[tuple[int, int], list[Tensor]] = {}
         for first, behind in pairwise(ends):
             map_begins = first + self.tokens_in_front
-            places = self.places[map_begins:behind].long()
+            places = of_pack[map_begins:behind].long()
             # a window need not begin in the first row and column
             rows, columns = (places - places.amin(0)).unbind(1)
             height, width = int(rows.max()) + 1, int(columns.max()) + 1
@@ -140,6 +157,9 @@ class PackRecorder(GridRecorder):
 
     def __call__(self, module: Any, arguments: Any, turns: Any) -> None:
         places = arguments[1] if len(arguments) == 2 else None
+        if isinstance(places, Tensor) and not can_be_read(places):
+            # a program is for the images of the call before
+            return
         if not isinstance(places, Tensor) or places.dim() != 2 or places.shape[1] != self.coordinates:
             raise not_told(module)
         self.record(self.grid_from(places.detach()[:, -2:], turns))
@@ -203,8 +223,9 @@ class PackedAttention(ConvertedAttention):
         projected = torch.cat([self.through(name, x) for name in self.projected_as], dim=-1)
         heads = projected.unflatten(-1, (-1, self.width))
         answers = [self._of_one_size(one, heads, x, turned_by) for one in images]
-        order = torch.cat([one.tokens.flatten() for one in images])
-        return self.through(self.answered_as, torch.cat(answers)[order.argsort()])
+        with outside_of_traces():
+            order = torch.cat([one.tokens.flatten() for one in images]).argsort()
+        return self.through(self.answered_as, torch.cat(answers)[order])
 
     def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Heads (…, d) behind what the layer does to them before they are turned."""
@@ -267,6 +288,7 @@ class PixtralAttention(PackedApartAttention):
         """Tokens (1, n, c) of all images, turned by cosines and sines (n, d)."""
         assert position_embeddings is not None
         tokens = hidden_states.squeeze(0)
-        corners = (self.pack_of(tokens, position_embeddings).places == 0).all(1).nonzero().flatten()
-        borders = torch.cat([corners, corners.new_tensor([len(tokens)])])
+        with outside_of_traces():
+            corners = (self.pack_of(tokens, position_embeddings).places == 0).all(1).nonzero().flatten()
+            borders = as_known(torch.cat([corners, corners.new_tensor([len(tokens)])]))
         return super().forward(tokens, borders, position_embeddings).unsqueeze(0), None

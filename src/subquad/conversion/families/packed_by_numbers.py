@@ -23,6 +23,7 @@ from subquad.conversion.families.packed_attention import (
 )
 from subquad.conversion.grid_recorder import COMPUTED_AGAIN, GridRecorder
 from subquad.errors import SubquadError
+from subquad.tracing import can_be_read, outside_of_traces
 
 OF_COSMOS = (("cosmos3_edge", "Cosmos3EdgeVisionEmbeddings", "Cosmos3EdgeVisionAttention"),)
 OF_HUNYUAN = (
@@ -58,11 +59,15 @@ class NumbersRecorder(PackRecorder):
     def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
         name, place = self.told_as
         numbers = keywords.get(name, arguments[place] if len(arguments) > place else None)
+        if isinstance(numbers, Tensor) and not can_be_read(numbers):
+            return
         if not isinstance(numbers, Tensor) or numbers.dim() != 2:
             raise not_told(module, f"how many patches each image has as {name}")
         sizes = [one[-2:] for one in numbers.tolist() for _ in range(1 if len(one) == 2 else one[0])]
         side = self.side_of_blocks(module)
-        self.record(self.pack(torch.cat([places_of(height, width, side) for height, width in sizes])))
+        with outside_of_traces():
+            places = torch.cat([places_of(height, width, side) for height, width in sizes])
+        self.record(self.pack(places))
 
     def pack(self, places: Tensor) -> PackGrid:
         """The pack whose patches stand at these (n, 2)."""
@@ -104,6 +109,8 @@ class GlmImageRecorder(PackRecorder):
         if len(arguments) != 5:
             raise not_told(module)
         places = torch.stack(arguments[3:], dim=1).detach()
+        if not can_be_read(places):
+            return
         self.record(PackGrid(1, len(places), places=places))
 
 
@@ -133,7 +140,8 @@ class MergedPack(PackGrid):
     @cached_property
     def merged(self) -> PackGrid:
         """What is left of it behind that, in the order of rows."""
-        places = self.places[(self.places % 2 == 0).all(1)] // 2
+        with outside_of_traces():
+            places = self.places[(self.places % 2 == 0).all(1)] // 2
         return PackGrid(1, len(places), places=places)
 
 

@@ -22,6 +22,7 @@ from subquad.conversion.families.packed_attention import (
 )
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
+from subquad.tracing import is_exporting
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,8 @@ class TurnedPack(PackGrid):
             SubquadError: they are not those of this pack.
         """
         for known, pack in self._ordered:
-            # all blocks of a call are handed the same
-            if known is cosines:
+            # all blocks of a call are handed the same; a program is for the images of the call before
+            if known is cosines or is_exporting():
                 return pack
         pack = PackGrid(1, len(cosines), places=self._places_of(cosines))
         self._ordered[:] = [(cosines, pack)]
@@ -75,6 +76,10 @@ class TurnedPackRecorder(PackRecorder):
     """Listens to the rotary embedding, and keeps by what it turns each patch."""
 
     towers: ClassVar[tuple[tuple[str, str, str], ...]] = (*OF_QWEN, *OF_OMNI)
+
+    def __call__(self, module: Any, arguments: Any, turns: Any) -> None:
+        if not is_exporting():
+            super().__call__(module, arguments, turns)
 
     def grid_from(self, places: Tensor, turns: tuple[Tensor, Tensor]) -> PackGrid:
         return TurnedPack(1, len(places), places=places, cosines=turns[0].detach())

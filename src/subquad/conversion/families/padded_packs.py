@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.conversion.families.packed_attention import (
+    Images,
     PackedApartAttention,
     PackGrid,
     PackRecorder,
@@ -22,6 +23,7 @@ from subquad.conversion.families.packed_attention import (
 from subquad.conversion.families.packed_by_numbers import places_of
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
+from subquad.tracing import as_known, as_plain, can_be_read, is_exporting, outside_of_traces
 
 OF_GEMMA = (("gemma4", "Gemma4VisionRotaryEmbedding", "Gemma4VisionAttention"),)
 OF_SIGLIP_2 = (("siglip2", "Siglip2VisionEmbeddings", "Siglip2Attention"),)
@@ -40,10 +42,18 @@ class PaddedGrid(PackGrid):
     there: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
 
     @cached_property
-    def standing(self) -> PackGrid:
-        """Those that stand somewhere."""
-        places = self.places[self.there.flatten()]
-        return PackGrid(1, len(places), places=places)
+    def numbers(self) -> Tensor:
+        """Which of the row stand somewhere."""
+        with outside_of_traces():
+            return self.there.flatten().nonzero()[:, 0]
+
+    @cached_property
+    def standing(self) -> list[Images]:
+        """The images of those."""
+        with outside_of_traces():
+            places = self.places[self.numbers]
+            borders = F.pad(self.there.sum(1).cumsum(0), (1, 0))
+            return PackGrid(1, len(places), places=places).images(as_known(borders))
 
 
 class PaddedRecorder(PackRecorder):
@@ -51,7 +61,11 @@ class PaddedRecorder(PackRecorder):
 
     def record_places(self, places: Tensor) -> None:
         """Tokens stand at these (b, n, 2), rows and columns, -1 for those that stand nowhere."""
-        there, row = (places >= 0).all(-1).detach(), places.detach().flatten(0, 1)
+        if not can_be_read(places):
+            return
+        with outside_of_traces():
+            places = as_plain(places)
+            there, row = (places >= 0).all(-1), places.detach().flatten(0, 1)
         self.record(PaddedGrid(1, len(row), places=row, there=there))
 
     @property
@@ -75,14 +89,14 @@ class PaddedAttention(PackedApartAttention):
         """Tokens (b, n, c), turned by cosines and sines (b, n, d) where there are any."""
         grid = self.recorder.pack_of(hidden_states.flatten(0, 1))
         assert isinstance(grid, PaddedGrid)
-        there, borders = grid.there, F.pad(grid.there.sum(1).cumsum(0), (1, 0))
-        self.check_mask(attention_mask, there)
-        turned_by = None
+        if not is_exporting():
+            self.check_mask(attention_mask, grid.there)
+        x, turned_by = hidden_states.flatten(0, 1), None
         if position_embeddings is not None:
-            turned_by = position_embeddings[0][there], position_embeddings[1][there]
-        y = torch.zeros_like(hidden_states)
-        y[there] = self.attend(hidden_states[there], grid.standing.images(borders), turned_by)
-        return y, None
+            cos, sin = (turns.flatten(0, 1)[grid.numbers] for turns in position_embeddings)
+            turned_by = cos, sin
+        answers = self.attend(x[grid.numbers], grid.standing, turned_by)
+        return torch.zeros_like(x).index_copy(0, grid.numbers, answers).view_as(hidden_states), None
 
     def check_mask(self, attention_mask: Tensor | None, there: Tensor) -> None:
         """Raise a SubquadError where a mask of pairs (b, 1, n, n) is not that of the tokens that are there (b, n)."""
@@ -157,10 +171,14 @@ class SiglipRecorder(PaddedRecorder):
         patches, sizes = given["pixel_values"], given.get("spatial_shapes")
         if not isinstance(sizes, Tensor) or sizes.dim() != 2:
             raise not_told(module)
+        if not can_be_read(sizes):
+            return
         most = patches.shape[1]
-        places = [places_of(height, width, 1) for height, width in sizes.tolist()]
-        filled = [F.pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]
-        self.record_places(torch.stack(filled).to(patches.device))
+        with outside_of_traces():
+            places = [places_of(height, width, 1) for height, width in sizes.tolist()]
+            filled = [F.pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]
+            in_batch = as_known(torch.stack(filled).to(patches.device))
+        self.record_places(in_batch)
 
 
 class Siglip2Attention(PaddedAttention):

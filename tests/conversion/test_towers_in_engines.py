@@ -1,0 +1,99 @@
+"""Towers that are handed packs of patches, and other networks of several tensors, written for engines."""
+
+import pytest
+import torch
+from foreign import difference, images
+from foreign_packs import PACKS
+from torch import nn
+
+import subquad
+from subquad import SubquadError
+from subquad.exports import open_exported
+from subquad.exports.known_arguments import WithArguments
+from subquad.exports.programs import program_of
+from subquad.tracing import KnownNumbers, as_known, can_be_read
+
+pytest.importorskip("transformers.vision_utils", exc_type=ImportError)
+
+
+def students(name, attention="linear"):
+    """A wrapper of a student's tower, and arguments of a call of the tower alone."""
+    torch.manual_seed(0)
+    wrapper = PACKS[name][0]().eval()
+    student = subquad.convert(wrapper.tower, attention)
+    # transformers computes positions of Muse in advance for squares alone
+    return student, wrapper.given(images(64, 64 if "Muse" in name else 96, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", PACKS)
+def test_a_program_of_patches_alone_answers_as_the_student(name):
+    student, given = students(name)
+    network = WithArguments(student, given)
+    with torch.no_grad():
+        program = program_of(network.eval(), network.example, (), 1).module()
+        other = network.example.flip(0)
+        assert difference(program(other), network(other)) < 1e-5
+        assert difference(network(network.example), student(**given)[0]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "format"), [("transformers Qwen3-VL", "onnx"), ("transformers Qwen2.5-VL", "openvino")]
+)
+def test_engines_answer_as_a_tower_of_packs(name, format, tmp_path):
+    pytest.importorskip("onnxruntime" if format == "onnx" else "openvino")
+    student, given = students(name, "agent:num_agents=4")
+    file = tmp_path / ("tower.onnx" if format == "onnx" else "tower.xml")
+    written = subquad.export(student, file, format=format, given=given, answer="pooler_output")
+    assert written.difference < 1e-5 and written.shapes == ((192, 384),)
+    with torch.no_grad():
+        wanted = student(**given).pooler_output
+    assert difference(open_exported(file)(given["hidden_states"]), wanted) < 1e-5
+
+
+def test_what_can_not_be_written_of_arguments_is_one_line(tmp_path):
+    student, given = students("transformers Qwen3-VL")
+    file = tmp_path / "tower.onnx"
+    with pytest.raises(SubquadError, match="what is given has its sizes"):
+        subquad.export(student, file, given=given, img_size=64)
+    with pytest.raises(SubquadError, match="what is given has its sizes"):
+        subquad.export(student, file, given=given, dynamic="batch")
+    with pytest.raises(SubquadError, match="none of what is given is a tensor of floats: grid_thw"):
+        subquad.export(student, file, given={"grid_thw": given["grid_thw"]})
+    with pytest.raises(SubquadError, match=r"answers with last_hidden_state, pooler_output.*, got answer='logits'"):
+        subquad.export(student, file, given=given, answer="logits")
+    with pytest.raises(SubquadError, match="answer says which of a network's answers is written, beside given"):
+        subquad.export(student, file, answer="logits")
+    assert not list(tmp_path.iterdir())
+
+
+def test_any_network_of_several_tensors_is_written(tmp_path):
+    class Sum(nn.Module):
+        def forward(self, x, times, more):
+            return x * times.sum() + more
+
+    x, more = torch.randn(3, 5), torch.randn(5)
+    file = tmp_path / "sum.pt2"
+    subquad.export(Sum(), file, format="pt2", given={"x": x, "times": torch.tensor([2, 3]), "more": more})
+    assert difference(open_exported(file)(x), 5 * x + more) < 1e-6
+
+
+def test_known_numbers_are_read_while_a_network_is_traced():
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.known = (as_known(torch.tensor([[1, 2], [3, 2]])),)
+            self.weight = nn.Parameter(torch.randn(2))
+
+        def forward(self, x):
+            (known,) = self.known
+            lengths = (known[:, 0] * known[:, 1]).tolist()
+            return torch.cat([len(part) * part for part in x.split(lengths)]) * (known * self.weight).sum()
+
+    network, x = Split(), torch.randn(8, 3)
+    program = torch.export.export(network, (x,), strict=False).module()
+    torch.testing.assert_close(program(x), network(x))
+    (known,) = network.known
+    assert isinstance(known + known, KnownNumbers) and can_be_read(known)
+    assert not isinstance(known * network.weight, KnownNumbers)
