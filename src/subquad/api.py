@@ -443,6 +443,7 @@ def export(
     dtype: str = "fp32",
     int8: str | None = None,
     given: Mapping[str, Any] | None = None,
+    takes: Sequence[str] = (),
     answer: str | None = None,
     log: Log = silent,
 ) -> Exported:
@@ -459,6 +460,7 @@ def export(
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
         given: of a network that takes more than images, the arguments of a call by name, as a processor of
             transformers makes them: the file takes the first tensor of floats, and the rest are constants of it.
+        takes: which of these the file takes, by name, in this order, where it is more than that one.
         answer: which of such a network's answers is written, by name; the first if left out.
         log: hears what the weights are.
 
@@ -499,7 +501,7 @@ def export(
         model = copy.deepcopy(model).to(DTYPES[dtype])
     target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
     settings: dict[str, Any] = {"format": format, "img_size": size, "batch": batch, "dynamic": dynamic}
-    of_arguments: dict[str, Any] = {"given": given, "answer": answer}
+    of_arguments: dict[str, Any] = {"given": given, "takes": takes, "answer": answer}
     return export_network(model, target, **settings, **of_arguments, dtype=dtype, int8=int8, notes=notes)
 
 

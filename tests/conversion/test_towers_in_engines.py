@@ -3,6 +3,7 @@
 import pytest
 import torch
 from foreign import difference, images
+from foreign_diffusion import denoiser, inputs
 from foreign_packs import PACKS
 from torch import nn
 
@@ -10,7 +11,7 @@ import subquad
 from subquad import SubquadError
 from subquad.exports import open_exported
 from subquad.exports.known_arguments import WithArguments
-from subquad.exports.programs import program_of
+from subquad.exports.programs import program_of_tensors
 from subquad.tracing import KnownNumbers, as_known, can_be_read
 
 pytest.importorskip("transformers.vision_utils", exc_type=ImportError)
@@ -32,10 +33,10 @@ def test_a_program_of_patches_alone_answers_as_the_student(name):
     student, given = students(name)
     network = WithArguments(student, given)
     with torch.no_grad():
-        program = program_of(network.eval(), network.example, (), 1).module()
-        other = network.example.flip(0)
+        program = program_of_tensors(network.eval(), network.examples).module()
+        other = network.examples[0].flip(0)
         assert difference(program(other), network(other)) < 1e-5
-        assert difference(network(network.example), student(**given)[0]) < 1e-6
+        assert difference(network(*network.examples), student(**given)[0]) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,13 @@ def test_what_can_not_be_written_of_arguments_is_one_line(tmp_path):
         subquad.export(student, file, given=given, img_size=64)
     with pytest.raises(SubquadError, match="what is given has its sizes"):
         subquad.export(student, file, given=given, dynamic="batch")
+    with pytest.raises(SubquadError, match=r"does not take what is given, hidden_states: .*grid_thw"):
+        subquad.export(student, file, given={"hidden_states": given["hidden_states"]})
     with pytest.raises(SubquadError, match="none of what is given is a tensor of floats: grid_thw"):
         subquad.export(student, file, given={"grid_thw": given["grid_thw"]})
     with pytest.raises(SubquadError, match=r"answers with last_hidden_state, pooler_output.*, got answer='logits'"):
         subquad.export(student, file, given=given, answer="logits")
-    with pytest.raises(SubquadError, match="answer says which of a network's answers is written, beside given"):
+    with pytest.raises(SubquadError, match="takes and answer say what is written of a network beside given"):
         subquad.export(student, file, answer="logits")
     assert not list(tmp_path.iterdir())
 
@@ -77,6 +80,26 @@ def test_any_network_of_several_tensors_is_written(tmp_path):
     file = tmp_path / "sum.pt2"
     subquad.export(Sum(), file, format="pt2", given={"x": x, "times": torch.tensor([2, 3]), "more": more})
     assert difference(open_exported(file)(x), 5 * x + more) < 1e-6
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx", "openvino"])
+def test_generators_are_written_with_all_that_changes_from_step_to_step(format, tmp_path):
+    pytest.importorskip("diffusers")
+    if format != "pt2":
+        pytest.importorskip("onnxruntime" if format == "onnx" else "openvino")
+    student, given = subquad.convert(denoiser("Wan"), "linear"), inputs("Wan") | {"return_dict": False}
+    takes = ["hidden_states", "timestep", "encoder_hidden_states"]
+    file = tmp_path / f"wan.{'xml' if format == 'openvino' else format}"
+    subquad.export(student, file, format=format, given=given, takes=takes)
+    other = {name: given[name].flip(0) for name in takes}
+    with torch.no_grad():
+        (wanted,) = student(**given | other)
+    assert difference(open_exported(file, format)(*other.values()), wanted) < 1e-5
+    if format == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(file)
+        assert [one.name for one in session.get_inputs()] == takes
+    with pytest.raises(SubquadError, match=r"what is taken are tensors of what is given, .*, got texts"):
+        subquad.export(student, file, format=format, given=given, takes=["hidden_states", "texts"])
 
 
 def test_known_numbers_are_read_while_a_network_is_traced():

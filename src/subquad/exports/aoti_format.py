@@ -30,37 +30,48 @@ def write(program: ExportedProgram, path: Path) -> None:
     describe(path, {TAKES: json_text(taken_by(program))})
 
 
-def taken_by(program: ExportedProgram) -> dict[str, Any]:
-    """The dtype of the images of a program, and the least and the largest size of each axis."""
-    name = program.graph_signature.user_inputs[0]
-    images = next(node for node in program.graph.nodes if node.name == name).meta["val"]
-    sizes = []
-    for size in images.shape:
-        bounds = None if isinstance(size, int) else program.range_constraints[size.node.expr]
-        sizes.append([size, size] if bounds is None else [int(bounds.lower), int(bounds.upper)])
-    return {"dtype": str(images.dtype), "sizes": sizes}
+def taken_by(program: ExportedProgram) -> dict[str, Any] | list[dict[str, Any]]:
+    """The dtype of the images of a program, and the least and the largest size of each axis; of several a list."""
+    names = program.graph_signature.user_inputs
+    taken = [next(node for node in program.graph.nodes if node.name == name).meta["val"] for name in names]
+    each = [{"dtype": str(one.dtype), "sizes": [_bounds(size, program) for size in one.shape]} for one in taken]
+    return each[0] if len(each) == 1 else each
 
 
-def checked(run: Callable[[Tensor], Tensor], takes: Mapping[str, Any] | None) -> Callable[[Tensor], Tensor]:
-    """`run` where images are what it takes, and a SubquadError where they are not; None takes all."""
+def _bounds(size: Any, program: ExportedProgram) -> list[int]:
+    bounds = None if isinstance(size, int) else program.range_constraints[size.node.expr]
+    return [size, size] if bounds is None else [int(bounds.lower), int(bounds.upper)]
+
+
+def checked(run: Callable[..., Tensor], takes: Any) -> Callable[..., Tensor]:
+    """`run` where tensors are what it takes, and a SubquadError where they are not; None takes all."""
     if takes is None:
         return run
+    each = takes if isinstance(takes, list) else [takes]
 
-    def run_checked(images: Tensor) -> Tensor:
-        fits = len(images.shape) == len(takes["sizes"]) and all(
-            least <= size <= most for size, (least, most) in zip(images.shape, takes["sizes"], strict=True)
-        )
-        if not fits or str(images.dtype) != takes["dtype"]:
-            axes = AXES if len(takes["sizes"]) == len(AXES) else [f"axis {n}" for n in range(len(takes["sizes"]))]
-            wanted = (
-                f"{axis} {least}" if least == most else f"{axis} {least} to {most}"
-                for axis, (least, most) in zip(axes, takes["sizes"], strict=True)
-            )
-            got = f"{' × '.join(map(str, images.shape))} of {images.dtype}"
-            raise SubquadError(f"it was compiled for images of {takes['dtype']}, {', '.join(wanted)}, got {got}")
-        return run(images)
+    def run_checked(*tensors: Tensor) -> Tensor:
+        for one, taken in zip(tensors, each, strict=True):
+            check_taken(one, taken, "images" if len(each) == 1 else "tensors")
+        return run(*tensors)
 
     return run_checked
+
+
+def check_taken(tensor: Tensor, takes: Mapping[str, Any], kind: str) -> None:
+    """Raise a SubquadError where a tensor has another dtype than what was compiled for it, or other sizes."""
+    sizes = takes["sizes"]
+    fits = len(tensor.shape) == len(sizes) and all(
+        least <= size <= most for size, (least, most) in zip(tensor.shape, sizes, strict=True)
+    )
+    if fits and str(tensor.dtype) == takes["dtype"]:
+        return
+    axes = AXES if len(sizes) == len(AXES) else [f"axis {number}" for number in range(len(sizes))]
+    wanted = (
+        f"{axis} {least}" if least == most else f"{axis} {least} to {most}"
+        for axis, (least, most) in zip(axes, sizes, strict=True)
+    )
+    got = f"{' × '.join(map(str, tensor.shape))} of {tensor.dtype}"
+    raise SubquadError(f"it was compiled for {kind} of {takes['dtype']}, {', '.join(wanted)}, got {got}")
 
 
 def describe(path: Path, notes: Mapping[str, str]) -> None:
@@ -76,7 +87,7 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
     other.replace(path)
 
 
-def load(path: Path) -> Callable[[Tensor], Tensor]:
+def load(path: Path) -> Callable[..., Tensor]:
     """Load the package."""
     package = torch._inductor.aoti_load_package(str(path))
     takes = package.get_metadata().get(TAKES)

@@ -21,19 +21,19 @@ def checked_shapes(img_size: tuple[int, int], batch: int, dynamic: Sequence[str]
     return list(dict.fromkeys([(batch, *img_size), (3 if "batch" in dynamic else batch, *other)]))
 
 
-def answer_of(model: nn.Module, images: Tensor) -> Tensor:
-    """What a network makes of images, in the eager form.
+def answer_of(model: nn.Module, *tensors: Tensor) -> Tensor:
+    """What a network makes of images, or of the tensors that it takes, in the eager form.
 
     Raises:
         SubquadError: it does not take them, or gives something other than one tensor.
     """
     try:
         with torch.no_grad(), use_backend("eager"):
-            answer = model(images)
+            answer = model(*tensors)
     except SubquadError:
         raise
     except Exception as error:
-        shape = " × ".join(map(str, images.shape))
+        shape = " and ".join(" × ".join(map(str, one.shape)) for one in tensors)
         raise SubquadError(f"the network itself does not take images of {shape}: {reason_of(error)}") from error
     if not isinstance(answer, Tensor):
         several = f" of {len(answer)}" if isinstance(answer, list | tuple | dict) else ""
@@ -50,28 +50,30 @@ class DoesNotRunError(SubquadError):
     """A file that its engine can open and can't run."""
 
 
-def tried_images(shapes: Sequence[Shape], channels: int, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+Tried = tuple[str, tuple[Tensor, ...]]
+"""What a network is tried with, and of what size it is."""
+
+
+def tried_images(shapes: Sequence[Shape], channels: int, dtype: torch.dtype) -> list[Tried]:
     """Images that what was written is tried with, and of what size they are."""
     generator = torch.Generator().manual_seed(0)
-    return [
-        (
-            f"at {batch} × {height} × {width} px",
-            torch.randn(batch, channels, height, width, generator=generator).to(dtype),
-        )
-        for batch, height, width in shapes
-    ]
+    tried: list[Tried] = []
+    for batch, height, width in shapes:
+        images = torch.randn(batch, channels, height, width, generator=generator)
+        tried.append((f"at {batch} × {height} × {width} px", (images.to(dtype),)))
+    return tried
 
 
-def tried_like(example: Tensor) -> list[tuple[str, Tensor]]:
-    """The same of what is no image: the example, and its rows the other way around; not any numbers need be taken."""
-    where = f"of {' × '.join(map(str, example.shape))} numbers"
-    return [(where, example), (where, example.flip(0))]
+def tried_like(examples: Sequence[Tensor]) -> list[Tried]:
+    """The same of what are no images: the examples, and their rows the other way around; not any numbers are taken."""
+    where = f"of {' and '.join(' × '.join(map(str, one.shape)) for one in examples)} numbers"
+    return [(where, tuple(examples)), (where, tuple(one.flip(0) if one.dim() else one for one in examples))]
 
 
 def largest_difference(
     model: nn.Module,
-    run: Callable[[Tensor], Tensor],
-    tried: Sequence[tuple[str, Tensor]],
+    run: Callable[..., Tensor],
+    tried: Sequence[Tried],
     dtype: torch.dtype,
     tolerance: float,
 ) -> float:
@@ -82,15 +84,15 @@ def largest_difference(
             gives numbers that are not finite, which nothing can be held against.
     """
     worst = 0.0
-    for where, images in tried:
-        wanted = answer_of(model, images).float()
+    for where, tensors in tried:
+        wanted = answer_of(model, *tensors).float()
         if not wanted.isfinite().all():
             raise SubquadError(
                 f"the network itself gives numbers that are not finite {where}, in {dtype}: its weights are not "
                 "finite, or name a wider dtype"
             )
         try:
-            got = run(images).float()
+            got = run(*tensors).float()
         except Exception as error:
             raise DoesNotRunError(f"what was written does not run {where}: {reason_of(error)}") from error
         if got.shape != wanted.shape:

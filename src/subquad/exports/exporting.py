@@ -16,6 +16,7 @@ from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown
 from subquad.exports.checking import (
     TOLERANCES,
     DoesNotRunError,
+    Tried,
     answer_of,
     checked_shapes,
     largest_difference,
@@ -25,7 +26,14 @@ from subquad.exports.checking import (
 from subquad.exports.file_notes import as_texts
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.known_arguments import WithArguments, check_alone, in_dtype
-from subquad.exports.programs import as_formulas, check_dynamic, check_most, program_of, sizes_without_guards
+from subquad.exports.programs import (
+    as_formulas,
+    check_dynamic,
+    check_most,
+    program_of,
+    program_of_tensors,
+    sizes_without_guards,
+)
 from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
 from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
@@ -66,6 +74,7 @@ def export(
     dtype: str = "fp32",
     int8: str | None = None,
     given: Mapping[str, Any] | None = None,
+    takes: Sequence[str] = (),
     answer: str | None = None,
     notes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Exported:
@@ -83,6 +92,7 @@ def export(
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
         given: of a network that takes more than images, the arguments of a call by name, as the tower of a network of
             language is handed patches and their numbers: see `WithArguments`.
+        takes: which of these the file takes, by name, in this order; the first tensor of floats if left out.
         answer: which of such a network's answers is written, by name; the first if left out.
         notes: what the file says beside, by name, as JSON can hold it; formats without room for them leave them out.
 
@@ -96,11 +106,11 @@ def export(
     check_suffix(path, f"{format} is", exporter.suffix)
     dynamic = names_in(dynamic)
     check_dynamic(dynamic)
-    if answer is not None and given is None:
-        raise SubquadError("answer says which of a network's answers is written, beside given, which is not there")
+    if given is None and (takes or answer is not None):
+        raise SubquadError("takes and answer say what is written of a network beside given, which is not there")
     if given is not None:
         check_alone(img_size, dynamic)
-        model = WithArguments(model, in_dtype(given, DTYPES[dtype]), answer)
+        model = WithArguments(model, in_dtype(given, DTYPES[dtype]), takes, answer)
     pixels = img_size if img_size is not None else (1, 1) if given is not None else stated_size(model)
     if pixels is None:
         raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
@@ -228,13 +238,13 @@ class _Wanted:
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
     _check_on_cpu(model)
-    example, shapes, tried = _tried(model, wanted)
+    examples, shapes, tried = _tried(model, wanted)
     tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
     with warnings.catch_warnings(), temporary_folder("export") as folder:
         # of the libraries that translate, about themselves
         warnings.simplefilter("ignore")
         aside = folder / path.name
-        run = _translated(model, aside, exporter, wanted, example)
+        run = _translated(model, aside, exporter, wanted, examples)
         try:
             difference = largest_difference(model, run, tried, wanted.dtype, tolerance)
         except DoesNotRunError as error:
@@ -259,15 +269,14 @@ def _check_on_cpu(model: nn.Module) -> None:
     raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
 
 
-def _tried(model: nn.Module, wanted: _Wanted) -> tuple[Tensor, Sequence[tuple[int, ...]], list[tuple[str, Tensor]]]:
+def _tried(model: nn.Module, wanted: _Wanted) -> tuple[tuple[Tensor, ...], Sequence[tuple[int, ...]], list[Tried]]:
     """What is traced, and what is tried in which shapes; what a network can't do is said before minutes of tracing."""
     if isinstance(model, WithArguments):
-        answer_of(model, model.example)
-        return model.example, [tuple(model.example.shape)], tried_like(model.example)
+        return model.examples, [tuple(one.shape) for one in model.examples], tried_like(model.examples)
     channels = _taken_channels(model, wanted)
     shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
     images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
-    return images, shapes, tried_images(shapes, channels, wanted.dtype)
+    return (images,), shapes, tried_images(shapes, channels, wanted.dtype)
 
 
 def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
@@ -284,11 +293,17 @@ def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
     raise refusal
 
 
-def _translated(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, example: Tensor) -> Runner:
+def _translated(
+    model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, examples: tuple[Tensor, ...]
+) -> Runner:
     """Write the network to `path` and open that in its engine."""
     try:
         traced = in_int8(model, wanted.int8) if wanted.int8 and wanted.int8 in exporter.int8 else model
-        program = program_of(traced, example, wanted.dynamic, wanted.least)
+        if isinstance(traced, WithArguments):
+            program = program_of_tensors(traced, examples)
+        else:
+            (images,) = examples
+            program = program_of(traced, images, wanted.dynamic, wanted.least)
         with as_formulas(), sizes_without_guards():
             exporter.write(program, path)
         if wanted.int8 and (quantize := exporter.int8_files.get(wanted.int8)):

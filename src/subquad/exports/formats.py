@@ -12,8 +12,8 @@ from subquad.errors import SubquadError, shown
 from subquad.exports import aoti_format, onnx_format, openvino_format, pt2_format
 from subquad.plugins import Table
 
-Runner = Callable[[Tensor], Tensor]
-"""What was written, as a function of images."""
+Runner = Callable[..., Tensor]
+"""What was written, as a function of images, or of the tensors that it takes, in their order."""
 
 
 @dataclass(frozen=True)

@@ -1,69 +1,89 @@
-"""Networks that are called with more than one tensor, as programs of one: the other arguments are constants of it.
+"""Networks that are called with several arguments, as programs of some of them: the others are constants of it.
 
 So towers of networks of language are written, which are handed patches of images and how many of them each image has:
 for images of the sizes that they were given.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, reason_of, shown
 from subquad.inference import in_evaluation
 from subquad.tracing import as_known, as_plain
 
 
 class WithArguments(nn.Module):
-    """A network called with one tensor, all else that it takes being what it was given.
+    """A network called with some tensors, in their order, all else that it takes being what it was given.
 
     Args:
         network: what is called; it stays as it is.
-        given: arguments of a call by name. The first tensor of floats is what this module is called with.
+        given: arguments of a call by name.
+        takes: the names of those that stay arguments; the first tensor of floats where none is said.
         answer: which of the network's answers it gives, by name; the first where none is said.
 
     Attributes:
-        example: that tensor.
+        examples: the tensors that were given for those.
 
     Raises:
         SubquadError: there is no such tensor, or no such answer.
     """
 
-    def __init__(self, network: nn.Module, given: Mapping[str, Any], answer: str | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        given: Mapping[str, Any],
+        takes: Sequence[str] = (),
+        answer: str | None = None,
+    ) -> None:
         super().__init__()
-        self.network, self.answer = network, answer
-        self.taken = next((name for name, value in given.items() if _is_of_floats(value)), "")
-        if not self.taken:
-            raise SubquadError(f"none of what is given is a tensor of floats: {', '.join(given) or 'nothing is'}")
-        self.example: Tensor = given[self.taken]
-        rest = {name: value for name, value in given.items() if name != self.taken}
-        self.known = {name: as_known(one) if isinstance(one, Tensor) else one for name, one in rest.items()}
+        self.network, self.answer, self.takes = network, answer, _taken(given, takes)
+        self.examples: tuple[Tensor, ...] = tuple(given[name].detach() for name in self.takes)
+        rest = {name: value for name, value in given.items() if name not in self.takes}
+        self.known = {name: as_known(one.detach()) if isinstance(one, Tensor) else one for name, one in rest.items()}
         with in_evaluation(network), torch.no_grad():
             # converted layers are told where tokens stand
-            answered = network(**given)
+            answered = _answered(network, given)
+            self._check(answered)
             self.known |= _precomputed(network, dict(given))
-        self._check(answered)
-        with in_evaluation(network), torch.no_grad():
-            wanted = self._chosen(answered)
-            if not torch.allclose(self(self.example), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
-                raise SubquadError(
-                    f"{type(network).__name__} answers otherwise with what transformers computes of these numbers in "
-                    "advance: of such sizes it can't be written"
-                )
+            wanted, found = self._chosen(answered), self(*self.examples)
+        if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+            raise SubquadError(
+                f"{type(network).__name__} answers otherwise with what transformers computes of these numbers in "
+                "advance: of such sizes it can't be written"
+            )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Of a tensor like the example."""
-        return self._chosen(self.network(**{self.taken: x}, **self.known))
+    @property
+    def forward(self) -> Callable[..., Tensor]:  # type: ignore[override]
+        """Of tensors like the examples, in their order; its arguments have their names, as inputs of a program have."""
+
+        def named(*tensors: Tensor) -> Tensor:
+            return self.of_tensors(*tensors)
+
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        vars(named)["__signature__"] = Signature([Parameter(name, kind) for name in self.takes])
+        return named
+
+    def of_tensors(self, *tensors: Tensor) -> Tensor:
+        """What the network answers to these."""
+        return self._chosen(self.network(**dict(zip(self.takes, tensors, strict=True)), **self.known))
 
     def _chosen(self, answered: Any) -> Tensor:
         if isinstance(answered, Tensor):
             return answered
-        found: Tensor = next(iter(answered.values())) if self.answer is None else answered[self.answer]
+        if isinstance(answered, Mapping):
+            found: Tensor = next(iter(answered.values())) if self.answer is None else answered[self.answer]
+        else:
+            found = answered[0]
         return found
 
     def _check(self, answered: Any) -> None:
         if isinstance(answered, Tensor) and self.answer is None:
+            return
+        if isinstance(answered, list | tuple) and self.answer is None and answered and isinstance(answered[0], Tensor):
             return
         names = [name for name, one in answered.items() if isinstance(one, Tensor)] if _has_names(answered) else []
         if not names or self.answer not in (None, *names):
@@ -71,6 +91,17 @@ class WithArguments(nn.Module):
                 f"{type(self.network).__name__} answers with {', '.join(names) or shown(type(answered).__name__)}, got "
                 f"answer={shown(self.answer)}"
             )
+
+
+def _answered(network: nn.Module, given: Mapping[str, Any]) -> Any:
+    try:
+        return network(**given)
+    except SubquadError:
+        raise
+    except Exception as error:
+        raise SubquadError(
+            f"{type(network).__name__} does not take what is given, {', '.join(given)}: {reason_of(error)}"
+        ) from error
 
 
 def check_alone(img_size: Any, dynamic: Any) -> None:
@@ -86,6 +117,8 @@ def in_dtype(given: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def _precomputed(network: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
     """What transformers itself would compute of known numbers in each call, by name, where it can be handed over."""
+    if not type(network).__module__.startswith("transformers."):
+        return {}
     try:
         from transformers.exporters.utils import precompute_export_inputs
     except ImportError:
@@ -97,6 +130,20 @@ def _precomputed(network: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
         for name, one in given.items()
         if name not in before
     }
+
+
+def _taken(given: Mapping[str, Any], takes: Sequence[str]) -> tuple[str, ...]:
+    """The names of the arguments that stay arguments.
+
+    Raises:
+        SubquadError: one of them is no tensor, or there are none.
+    """
+    if wrong := [name for name in takes if not isinstance(given.get(name), Tensor)]:
+        raise SubquadError(f"what is taken are tensors of what is given, {', '.join(given)}, got {', '.join(wrong)}")
+    found = tuple(takes) or next(((name,) for name, value in given.items() if _is_of_floats(value)), ())
+    if not found:
+        raise SubquadError(f"none of what is given is a tensor of floats: {', '.join(given) or 'nothing is'}")
+    return found
 
 
 def _is_of_floats(value: Any) -> bool:

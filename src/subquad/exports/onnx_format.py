@@ -18,12 +18,12 @@ OPSET = 18
 
 
 def write(program: ExportedProgram, path: Path) -> None:
-    """Translate the program; its input is called "images", its output "output"."""
+    """Translate the program; its input is called "images", several as the program calls them, its output "output"."""
     # it says of every operator with two results that it leaves it as it is
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     converted = torch.onnx.export(
         program,
-        input_names=["images"],
+        input_names=names_of(program),
         output_names=["output"],
         dynamo=True,
         opset_version=OPSET,
@@ -34,6 +34,12 @@ def write(program: ExportedProgram, path: Path) -> None:
     tidy(converted.model)
     name_axes(converted.model)
     converted.save(path, external_data=False)
+
+
+def names_of(program: ExportedProgram) -> list[str]:
+    """How the inputs of a file are called."""
+    names = program.graph_signature.user_inputs
+    return [str(name) for name in names] if len(names) > 1 else ["images"]
 
 
 def tidy(model: Any) -> None:
@@ -78,12 +84,18 @@ def name_axes(model: Any) -> None:
                 value.shape[axis] = symbols.sub(lambda found: names[found[0]], str(size.value))
 
 
-def load(path: Path) -> Callable[[Tensor], Tensor]:
+def load(path: Path) -> Callable[..., Tensor]:
     """Open it in ONNX Runtime, on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    names = [one.name for one in session.get_inputs()]
+
+    def run(*tensors: Tensor) -> Tensor:
+        arrays = {name: one.numpy() for name, one in zip(names, tensors, strict=True)}
+        return torch.from_numpy(session.run(None, arrays)[0])
+
+    return run
 
 
 def describe(path: Path, notes: Mapping[str, str]) -> None:

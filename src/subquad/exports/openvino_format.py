@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
             file.replace(path.with_name(file.name))
 
 
-def load(path: Path) -> Callable[[Tensor], Tensor]:
+def load(path: Path) -> Callable[..., Tensor]:
     """Compile it for the CPU, computing in the precision that was written; bf16 where the processor knows it."""
     import openvino
 
@@ -45,12 +46,17 @@ def load(path: Path) -> Callable[[Tensor], Tensor]:
     # where a processor knows bf16 its CPU plug-in takes that by itself, whatever was written
     compiled = core.compile_model(model, "CPU", {} if half else {"INFERENCE_PRECISION_HINT": "f32"})
     if not half:
-        return lambda images: torch.from_numpy(compiled(images.numpy())[0].copy())
+        return lambda *tensors: torch.from_numpy(compiled([one.numpy() for one in tensors])[0].copy())
 
-    def run(images: Tensor) -> Tensor:
+    def handed(one: Tensor) -> Any:
+        if not one.is_floating_point():
+            return one.numpy()
         # numpy knows no bf16: the same bits under another name, there and back
-        bits = images.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
-        answer = compiled(openvino.Tensor(bits, images.shape, openvino.Type.bf16))[0]
+        bits = one.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
+        return openvino.Tensor(bits, one.shape, openvino.Type.bf16)
+
+    def run(*tensors: Tensor) -> Tensor:
+        answer = compiled([handed(one) for one in tensors])[0]
         return torch.from_numpy(answer.copy().view("int16")).view(torch.bfloat16)
 
     return run

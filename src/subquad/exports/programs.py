@@ -78,6 +78,15 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
     return program
 
 
+def program_of_tensors(model: nn.Module, tensors: Sequence[Tensor]) -> ExportedProgram:
+    """Trace `model`, in evaluation mode, which takes tensors of these sizes and gives one, as `program_of` does."""
+    with as_formulas(), sizes_without_guards(), masks_as_numbers(model):
+        program = torch.export.export(model, tuple(one.contiguous() for one in tensors), strict=False)
+    forget_ones(program)
+    forget_source(program)
+    return program
+
+
 _NOT_ONE = re.compile(r" Ne\(| expression 1 < ")
 """How assertions say that some size is not 1, or more than 1."""
 

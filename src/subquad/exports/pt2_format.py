@@ -24,7 +24,7 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
         torch.export.save(program, file, extra_files=dict(notes))
 
 
-def load(path: Path) -> Callable[[Tensor], Tensor]:
+def load(path: Path) -> Callable[..., Tensor]:
     """Open such a file."""
     with path.open("rb") as file:
         return torch.export.load(file).module()
