@@ -21,7 +21,7 @@ from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
     from subquad.advice import advise
-    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, stream, train
+    from subquad.api import analyze, bench, compare, evaluate, export, predict, report, stream, train, tune
     from subquad.attention import ATTENTION, Traits, register_attention
     from subquad.conversion import convert, load_converted, register_family, restore
     from subquad.grid import TokenGrid

@@ -1,8 +1,11 @@
 """Modules that are of another class besides their own, which pickles and copies make again."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import nn
+
+Network = TypeVar("Network", bound=nn.Module)
+"""What is changed in place stays, to a type checker, what it was."""
 
 
 class Besides(nn.Module):

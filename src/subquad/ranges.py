@@ -73,7 +73,9 @@ def checks_arguments(function: Callable[Parameters, Result]) -> Callable[Paramet
 
     @functools.cache
     def hints() -> dict[str, Any]:
-        return typing.get_type_hints(function, include_extras=True)
+        kinds = typing.get_type_hints(function, include_extras=True)
+        # of what is given back as the class that it was, it is known what it has to be at least
+        return {name: kind.__bound__ if isinstance(kind, TypeVar) else kind for name, kind in kinds.items()}
 
     @functools.wraps(function)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

@@ -5,16 +5,33 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from subquad.attention.traits import Traits, traits_of
 from subquad.errors import SubquadError, shown
+from subquad.grid import TokenGrid
 
 VOCABULARY = ("q", "k", "v", "g", "x", "rotation", "padding", "mask")
 """What a host can supply, in the order of its fused projection; see `ATTENTION`."""
 
 NEEDED = ("q", "v", "padding")
 """Without these there are no queries, no values, or no sequences of different lengths."""
+
+
+class Mechanism(nn.Module):
+    """What an entry of `ATTENTION` is to a type checker: nothing derives from it, and nothing is made of it."""
+
+    inputs: tuple[str, ...]
+    traits: Traits
+
+    def __init__(self, dim: int, num_heads: int, *, grid: TokenGrid, kv_grid: TokenGrid, **settings: Any) -> None:
+        raise NotImplementedError
+
+    def __call__(self, *tokens: Any, grid: TokenGrid, kv_grid: TokenGrid, **named: Any) -> Tensor:
+        raise NotImplementedError
+
+    def weights(self, *tokens: Any, grid: TokenGrid, kv_grid: TokenGrid, **named: Any) -> Tensor:
+        raise NotImplementedError
 
 
 def check_mechanism(name: str, cls: Any) -> None:

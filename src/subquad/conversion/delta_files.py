@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.besides import Network
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
 from subquad.conversion.towers import made_for, move_to
 from subquad.errors import SubquadError, check_suffix, reason_of, shown
@@ -72,7 +73,7 @@ def save_converted(student: nn.Module, path: Path | str, *, about: Mapping[str, 
     _write(student.state_dict(), path, student, complete=True, about=about)
 
 
-def load_converted(path: Path | str, teacher: nn.Module, *, in_place: bool = False) -> nn.Module:
+def load_converted(path: Path | str, teacher: Network, *, in_place: bool = False) -> Network:
     """The converted network of a file of `save_delta` or `save_converted`.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.besides import Network
 from subquad.conversion.checkpointed_calls import listen_to_calls
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder, listen, stop_listening
@@ -67,7 +68,7 @@ class Conversion:
 
 @torch.inference_mode(False)
 def convert(
-    model: nn.Module,
+    model: Network,
     attention: Names | Mapping[int, str] = "agent",
     *,
     blocks: Sequence[int] | None = None,
@@ -75,7 +76,7 @@ def convert(
     prefix: int | None = None,
     in_place: bool = False,
     **settings: Any,
-) -> nn.Module:
+) -> Network:
     """A trained network whose attention layers mix by another mechanism.
 
     Projections, norms, rotary positions and output projections are kept. What the mechanism adds starts so that it
@@ -180,7 +181,7 @@ def _say_optimizers_are_old(model: nn.Module, paths: list[str]) -> None:
         )
 
 
-def restore(model: nn.Module, *, strict: bool = True) -> nn.Module:
+def restore(model: Network, *, strict: bool = True) -> Network:
     """Put the attention layers back that `convert` replaced, in place; returns the network as it was, to the bit.
 
     An optimizer that was made before knows the converted layers' parameters, and not those of the old ones.
@@ -354,7 +355,7 @@ def _check_can_be_copied(layers: Sequence[Layer]) -> None:
                     )
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _copied(model: Network) -> Network:
     try:
         return deepcopy(model)
     except (RuntimeError, TypeError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from subquad.besides import Network
 from subquad.errors import SubquadError, shown
 from subquad.inference import mlla_blocks, own_blocks
 from subquad.inference.foreign_halves import KnowsFewSteps
@@ -25,7 +26,7 @@ OF_TIMM = "timm.models.vision_transformer"
 OF_TRANSFORMERS = "transformers.modeling_utils"
 
 
-def optimize(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
     """The same network, changed in place, for inference: in evaluation, without gradients, in `dtype` if given.
 
     Plain MLPs of our blocks are computed with their norm and their residual in one step where there is a kernel for it,

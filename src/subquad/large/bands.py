@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from subquad import spread
 from subquad.attention.bricks import LocalConv
 from subquad.attention.traits import traits_of
+from subquad.besides import Network
 from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.large.band_layers import BandConv2d, beside, see_beside
@@ -27,7 +28,7 @@ from subquad.models.backbone import Backbone
 from subquad.ranges import Positive, checks_arguments
 
 
-def split_tokens(model: nn.Module, mesh: DeviceMesh | dist.ProcessGroup) -> Any:
+def split_tokens(model: Network, mesh: DeviceMesh | dist.ProcessGroup) -> Network:
     """Spread a network's tokens over the processes of `mesh`: each calls it with its band of rows of the same images.
 
     The network is changed in place: `model(band)` gives the logits of the whole images, the same in every process.

@@ -17,6 +17,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from subquad.besides import Network
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid, cut_into_rows
 from subquad.large.block_walks import BlockWalk, PlainBlock, has_own_forward, in_forwards_place, part_of, walk_of
@@ -30,7 +31,7 @@ DRAWS = 2
 
 
 @checks_arguments
-def chunk_blocks(model: nn.Module, most_tokens: int = 8192) -> Any:
+def chunk_blocks(model: Network, most_tokens: int = 8192) -> Network:
     """Let the blocks of a network take some rows of at most so many tokens of an image at a time, in place.
 
     Attention and MLPs are computed again in the backward pass, rows after rows, so that this stands for gradient

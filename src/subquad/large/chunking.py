@@ -1,12 +1,11 @@
 """MLPs of many tokens in chunks: what is hidden in them is computed again in the backward pass, and never all there."""
 
 import inspect
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from subquad.besides import Besides, class_besides
+from subquad.besides import Besides, Network, class_besides
 from subquad.errors import SubquadError
 from subquad.models.computed_again import computed_again
 from subquad.models.layers import Block
@@ -14,7 +13,7 @@ from subquad.ranges import checks_arguments
 
 
 @checks_arguments
-def chunk_mlps(model: nn.Module, most_tokens: int = 8192) -> Any:
+def chunk_mlps(model: Network, most_tokens: int = 8192) -> Network:
     """Let the MLPs of a network's blocks take at most so many tokens of an image at a time, in place.
 
     Results and gradients stay what they are. MLPs that look at the map (PVTv2's, MAViT's, H-ViT³'s) stay whole.

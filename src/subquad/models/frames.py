@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from subquad.besides import Besides, class_besides
+from subquad.besides import Besides, Network, class_besides
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models import backbone
@@ -33,7 +33,7 @@ class FrameGrid(TokenGrid):
 
 
 @checks_arguments
-def join_frames(model: nn.Module, most_frames: Positive = 16) -> Any:
+def join_frames(model: Network, most_frames: Positive = 16) -> Network:
     """Let a plain network take up to so many frames (b, f, channels, height, width) as one sequence, in place.
 
     Its logits are of the scene; its map holds frames below each other, (b, f·y, x, c). With one frame and vectors of
