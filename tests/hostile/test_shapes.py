@@ -270,6 +270,32 @@ def test_every_mechanism_refuses_inputs_of_other_images_heads_or_channels(name):
                     module(**supply | {key: wrong}, grid=GRID, kv_grid=GRID)
 
 
+WRONG_PADDING = {
+    "of fewer tokens": lambda padding: padding[:, :-1],
+    "of one image": lambda padding: padding[:1],
+    "of one token": lambda padding: padding[:, :1],
+    "of no images": lambda padding: padding[0],
+    "of pairs": lambda padding: padding[:, None] | padding[:, :, None],
+    "ones where tokens are, as transformers has it": lambda padding: (~padding).long(),
+    "numbers": lambda padding: padding.float(),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PADDING)
+@pytest.mark.parametrize("name", [name for name in ATTENTION if "padding" not in traits_of(ATTENTION[name]).refuses])
+def test_every_mechanism_refuses_padding_that_is_not_true_or_false_of_each_key(name, wrong):
+    grid = TokenGrid(1, 12)
+    module = build(name, grid).float()
+    supply = {key: None if x is None else x.float() for key, x in inputs_of(module, grid).items()}
+    padding = torch.zeros(len(supply["q"]), 12, dtype=torch.bool)
+    padding[:, 9:] = True
+    module(**supply | {"padding": padding}, grid=grid, kv_grid=grid)
+    for backend in ("auto", "eager"):
+        with use_backend(backend), pytest.raises(SubquadError, match="padding") as caught:
+            module(**supply | {"padding": WRONG_PADDING[wrong](padding)}, grid=grid, kv_grid=grid)
+        assert "\n" not in str(caught.value)
+
+
 def test_what_crashed_or_answered_is_refused():
     one = torch.randn(1, 1, 4, 16)
     calls = [

@@ -40,7 +40,8 @@ def inline_sums(k: Tensor, v: Tensor, padding: Tensor | None = None) -> tuple[An
     `merge_inline` makes one state of those of two parts.
     """
     # keys are centred before the product: subtracting afterwards cancels when they share a large mean
-    count, (k, v) = count_here(k, padding), (zero_padding(x, padding) for x in (k, v))
+    k, v = (zero_padding(x, padding) for x in (k, v))
+    count = count_here(k, padding)
     mean = k.sum(dim=-2, keepdim=True) / at_least_one(count)
     return count, mean, v.sum(dim=-2, keepdim=True), zero_padding(k - mean, padding).mT @ v
 

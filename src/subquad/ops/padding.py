@@ -2,15 +2,32 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from subquad import spread
+from subquad import kernels, spread
+from subquad.errors import SubquadError
 from subquad.tracing import is_symbol
+
+PADDED = kernels.Shapes("what leaves out absent tokens", tokens="b h n d", padding="b n")
+
+
+def check_padding(x: Tensor, padding: Tensor) -> None:
+    """Raise SubquadError where `padding` is not true or false of each token of `x` (b, h, n, d)."""
+    if padding.dtype != torch.bool:
+        raise SubquadError(
+            f"padding is True where a token is absent, got numbers of {padding.dtype}: "
+            "of a mask with 1 where tokens are, as transformers has it, give mask == 0"
+        )
+    PADDED.check(x, padding)
 
 
 def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     """`x` (b, h, n, d) with zeros where `padding` (b, n) is True."""
-    return x if padding is None else x.masked_fill(padding[:, None, :, None], 0)
+    if padding is None:
+        return x
+    check_padding(x, padding)
+    return x.masked_fill(padding[:, None, :, None], 0)
 
 
 def count_here(x: Tensor, padding: Tensor | None) -> Tensor | int:
