@@ -460,6 +460,85 @@ def test_every_kind_of_hook_stays_and_is_removed_by_its_handle():
         assert noted(student, seen) == left
 
 
+class Hidden(nn.Module):
+    """A linear layer that is called, and shows nothing of its weight, as quantized ones and low-rank changes do."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features, self.out_features, self.inside = linear.in_features, linear.out_features, [linear]
+
+    def forward(self, x):
+        return self.inside[0](x)
+
+
+def hide(model):
+    for module in list(model.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, nn.Linear):
+                setattr(module, name, Hidden(part))
+
+
+def listen_to_all(model):
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda *called: None)
+
+
+@pytest.mark.parametrize("change", [hide, listen_to_all])
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_projections_may_be_listened_to_and_be_something_else(name, attention, change):
+    model, x = teacher(name), images(side_of(name))
+    student = subquad.convert(model, attention)
+    expected = answer(student, x)
+    change(model)
+    try:
+        answer(model, x)
+    except AttributeError:
+        pytest.skip("the network itself reads the weights of its layers")
+    change(student)
+    assert difference(answer(student, x), expected) < 1e-5
+
+
+class InBlocks(nn.Module):
+    """Somebody's own network, whose blocks have linear layers of their own beside attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 48, 16, stride=16)
+        self.blocks = nn.ModuleList(OwnBlock() for _ in range(2))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class OwnBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(48, 4, batch_first=True)
+        self.wider, self.narrower = nn.Linear(48, 96), nn.Linear(96, 48)
+
+    def forward(self, x):
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.narrower(self.wider(x).relu())
+
+
+def test_layers_beside_attention_are_quantized_by_pytorch():
+    """Its layers are called with the hooks of those whose place they take, and without the arguments' names."""
+    torch.manual_seed(0)
+    student = subquad.convert(InBlocks().eval(), "linear", img_size=64)
+    expected = answer(student, images())
+    with warnings.catch_warnings():
+        # that this way of PyTorch's is old
+        warnings.simplefilter("ignore")
+        torch.ao.quantization.quantize_dynamic(student, {nn.Linear}, inplace=True)
+    assert not isinstance(student.blocks[0].wider, nn.Linear)
+    assert difference(answer(student, images()), expected) < 0.05
+
+
 def test_gradient_checkpointing_gives_the_same_gradients():
     student = subquad.convert(teacher("timm ViT"), "agent", num_agents=4)
     student(images(64, 96)).sum().backward()

@@ -4,7 +4,7 @@ Gradient checkpointing keeps what a block was called with and calls the block ag
 the network may have seen other images. What is kept lies where it lay, so the memory of the tokens tells the call.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from threading import get_ident
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from subquad.grid import TokenGrid
+
+NOT_NAMED: Mapping[str, Any] = {}
+"""What a hook is told of a call where PyTorch's quantization took it over to a layer of its own, without names."""
 
 
 class Standing(NamedTuple):
@@ -147,7 +150,7 @@ class CallListener(_Listener):
     def __init__(self, recorder: Any, path: str, block: str | None) -> None:
         self.recorder, self.path, self.block = recorder, path, block
 
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any] = NOT_NAMED) -> None:
         """What such a hook is called with; nothing is computed again where nothing is trained."""
         if torch.compiler.is_compiling() or not (module.training or torch.is_grad_enabled()):
             return
@@ -220,7 +223,7 @@ def _place_in_backward() -> tuple[int, int]:
     return torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr()
 
 
-def _first(arguments: Iterable[Any], named: dict[str, Any]) -> Tensor | None:
+def _first(arguments: Iterable[Any], named: Mapping[str, Any]) -> Tensor | None:
     return next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
 
 

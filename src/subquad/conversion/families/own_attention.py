@@ -192,6 +192,7 @@ class OwnReducingAttention(OwnAttention):
     # queries of the tokens, keys and values of the reduced ones
     heads: Any = SelfAttention.heads
     some_heads: Any = SelfAttention.some_heads
+    _in_heads: Any = SelfAttention._in_heads
 
     def is_plain_on(self, grid: TokenGrid) -> bool:
         return self.sr_ratio == 1
