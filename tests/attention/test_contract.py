@@ -168,6 +168,21 @@ def test_no_padding_is_as_padding_that_is_nowhere(name, rope):
     torch.testing.assert_close(module(**supply, grid=SEQUENCE, kv_grid=SEQUENCE), y, rtol=1e-12, atol=1e-12)
 
 
+@every_mechanism
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_has_sums_over_long_padded_sequences_too(name, dtype):
+    """Without padding means are PyTorch's, which sum in fp32; with it those of 200 tokens left what fp16 can hold."""
+    module, grid = build(name, SEQUENCE).to(dtype), TokenGrid(1, 200)
+    supply = inputs_of(module, grid)
+    # all have something in common, as tokens of a channel with a bias have
+    supply = {key: None if t is None else (t + 400 * (key == "x")).to(dtype) for key, t in supply.items()}
+    supply["padding"] = torch.zeros(BATCH, grid.num_tokens, dtype=torch.bool)
+    half = module(**supply, grid=grid, kv_grid=grid).double()
+    exact = {key: t if t is None or t.dtype == torch.bool else t.double() for key, t in supply.items()}
+    wanted = module.double()(**exact, grid=grid, kv_grid=grid)
+    assert (half - wanted).norm() < 8 * torch.finfo(dtype).eps * wanted.norm()
+
+
 @pytest.mark.parametrize("name", ["softmax", "linear", "inline", "mala", "rala", "nala", "polapp", "mlla", "ttt"])
 def test_without_position_tables_a_padded_sequence_is_the_short_one(name):
     long, short = TokenGrid(1, 23), TokenGrid(1, 15)

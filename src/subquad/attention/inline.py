@@ -16,7 +16,7 @@ from subquad.grid import GridRows, TokenGrid
 from subquad.ops import add_local, inline_attention, inline_weights
 from subquad.ops.at_once import inline_at_once
 from subquad.ops.inline_formula import inline_answers, inline_sums, merge_inline
-from subquad.ops.padding import zero_padding
+from subquad.ops.padding import mean_present, zero_padding
 from subquad.ranges import Positive, checks_arguments
 
 
@@ -116,12 +116,7 @@ class LocalKernel(nn.Module):
         return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        if padding is None:
-            mean = spread.mean_token(x)
-        else:
-            present = ~padding[..., None]
-            mean = x.masked_fill(~present, 0).sum(dim=1) / present.sum(dim=1).clamp(min=1)
-        return self.taps(mean)
+        return self.taps(spread.mean_token(x) if padding is None else mean_present(x, padding))
 
     def taps(self, mean: Tensor) -> Tensor:
         """What the MLP makes of mean tokens (b, c)."""

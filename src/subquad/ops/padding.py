@@ -56,6 +56,13 @@ def count_tokens(x: Tensor, padding: Tensor | None) -> Tensor | int:
     return totals(x, padding)[0]
 
 
+def mean_present(x: Tensor, padding: Tensor) -> Tensor:
+    """Mean (b, c) over those of the tokens x (b, n, c) that are there, summed in fp32: fp16 ends at 65,504."""
+    present = ~padding[..., None]
+    total = x.masked_fill(~present, 0).sum(dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return (total / present.sum(dim=1).clamp(min=1)).to(x.dtype)
+
+
 def mean_token(x: Tensor, padding: Tensor | None) -> Tensor:
     """Mean over the tokens that are there: (b, h, n, d) -> (b, h, 1, d)."""
     count, total = totals(x, padding, zero_padding(x, padding).sum(dim=-2, keepdim=True))

@@ -18,6 +18,7 @@ from subquad.grid import TokenGrid
 from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Names, parse_blocks
 from subquad.models.layers import Block, Mechanism, SelfAttention
+from subquad.ops.padding import mean_present
 from subquad.ranges import DropRate, Positive, Ratio, checks_arguments
 
 
@@ -130,8 +131,7 @@ class SequenceClassifier(nn.Module):
         x = self.drop(self.embed(tokens) + self.pos_embed[:length])
         for block in self.blocks:
             x = block(x, grid=TokenGrid(1, length), padding=padding)
-        present = ~absent[..., None]
-        return (self.norm(x) * present).sum(1) / present.sum(1).clamp(min=1)
+        return mean_present(self.norm(x), absent)
 
     def _fill_up(self, tokens: Tensor) -> Tensor:
         """Fill up to `max_length` tokens; padding beyond it is cut off, but nothing else."""
