@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -410,3 +411,40 @@ def test_what_listens_to_layers_of_pytorchs_within_a_mechanism_is_heard(name, ho
         with torch.no_grad():
             expected = changed(**supply, grid=grid, kv_grid=grid)
             torch.testing.assert_close(heard(**supply, grid=grid, kv_grid=grid), expected, msg=path)
+
+
+def lent(part):
+    """As accelerate offloads: the parameters of a part are there while it is called, others in their places then."""
+    kept = dict(part.named_parameters(recurse=False))
+
+    def forward(*given, **named):
+        put(kept)
+        try:
+            return type(part).forward(part, *given, **named)
+        finally:
+            put({name: torch.full_like(parameter, math.nan) for name, parameter in kept.items()})
+
+    def put(tensors):
+        for name, tensor in tensors.items():
+            setattr(part, name, torch.nn.Parameter(tensor))
+
+    put({name: torch.full_like(parameter, math.nan) for name, parameter in kept.items()})
+    part.forward = forward
+
+
+@every_mechanism
+@pytest.mark.parametrize("grid", [TokenGrid(5, 5), TokenGrid(3, 4, 1)], ids=str)
+@torch.no_grad()
+def test_parameters_of_parts_may_be_there_only_while_the_part_is_called(name, grid):
+    grid = without_refused_prefix(name, grid)
+    module = build(name, grid)
+    supply = inputs_of(module, grid)
+    calls = [partial(module, **supply)]
+    if not traits_of(module).no_weights:
+        calls.append(partial(module.weights, **but_values(supply)))
+    expected = [call(grid=grid, kv_grid=grid) for call in calls]
+    for part in module.modules():
+        if part is not module and list(part.parameters(recurse=False)):
+            lent(part)
+    for call, wanted in zip(calls, expected, strict=True):
+        torch.testing.assert_close(call(grid=grid, kv_grid=grid), wanted)

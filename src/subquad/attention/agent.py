@@ -91,16 +91,13 @@ class AgentAttention(nn.Module):
         kv_grid: TokenGrid,
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        biases, local = self.biases(grid, kv_grid), self.local
+        (of_keys, of_queries), local = self.biases(grid, kv_grid), self.local
         if padding is None and grid == kv_grid and is_plain(local, LocalConv):
-            branch = local.weight, local.bias
-            whole = agent_at_once(
-                q, k, v, *biases, *branch, grid=grid, agent_grid=self.agent_grid, filters=local.filters
-            )
+            whole = self._at_once(q, k, v, of_keys, of_queries, local, grid)
             if whole is not None:
                 return whole
         agents, idle = self.pool(q, padding, grid=grid, kv_grid=kv_grid)
-        y = agent_attention(q, agents, k, v, *biases, padding, idle)
+        y = agent_attention(q, agents, k, v, of_keys, of_queries, padding, idle)
         return finish(local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
@@ -126,9 +123,31 @@ class AgentAttention(nn.Module):
         sums = Sweep(("q",), pooled), Sweep(("k", "v"), collected, merge=merge_weighted)
         return Streaming(sums, Sweep(("q",), answers, values_beside(self.local)))
 
-    def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[BiasTables, BiasTables]:
-        """Give the biases of agents and keys, and those of agents and queries."""
-        return self.agent_bias.tables(kv_grid, self.agent_grid), self.query_bias.tables(grid, self.agent_grid)
+    def _at_once(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        of_keys: Tensor | BiasTables,
+        of_queries: Tensor | BiasTables,
+        local: LocalConv,
+        grid: TokenGrid,
+    ) -> Tensor | None:
+        """All of it as one operation, where there is a kernel for it and biases are tables; else None."""
+        if isinstance(of_keys, Tensor) or isinstance(of_queries, Tensor):
+            return None
+        learned = of_keys, of_queries, local.weight, local.bias
+        return agent_at_once(q, k, v, *learned, grid=grid, agent_grid=self.agent_grid, filters=local.filters)
+
+    def biases(self, grid: TokenGrid, kv_grid: TokenGrid) -> tuple[Tensor | BiasTables, Tensor | BiasTables]:
+        """Give the biases of agents and keys, and those of agents and queries, as `agent_attention` takes them."""
+        of_queries = self._bias(self.query_bias, grid)
+        queries = of_queries.mT if isinstance(of_queries, Tensor) else of_queries
+        return self._bias(self.agent_bias, kv_grid), queries
+
+    def _bias(self, bias: GridBias, grid: TokenGrid) -> Tensor | BiasTables:
+        """(h, a, n), or the tables of it where nobody has put anything in the place of what writes it out."""
+        return bias.tables(grid, self.agent_grid) if is_plain(bias, GridBias) else bias(grid, self.agent_grid)
 
     def pool(
         self, q: Tensor, padding: Tensor | None, *, grid: TokenGrid, kv_grid: TokenGrid
