@@ -55,6 +55,20 @@ def test_with_softmax_it_is_the_teacher_at_every_size_and_comes_back_to_the_bit(
     assert restored.state_dict().keys() == state.keys()
 
 
+# PyTorch says it of timm's own norms
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("name", MORE)
+def test_it_runs_under_autocast_as_the_teacher_does(name, attention):
+    model, x = teacher(name), images()
+    student = subquad.convert(model, attention)
+    exact, of_teacher = answer(student, x), answer(model, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        half, teachers_half = answer(student, x), answer(model, x)
+    assert half.dtype == teachers_half.dtype
+    assert difference(half.float(), exact) < 3 * difference(teachers_half.float(), of_teacher) + 0.02
+
+
 def test_a_call_may_bring_other_weights():
     for name in (name for name in MORE if any(kind in name for kind in ("Swin", "BEiT", "SAM"))):
         called, loaded = with_other_weights(subquad.convert(teacher(name), "softmax"), images())

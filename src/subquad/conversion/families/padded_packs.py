@@ -96,7 +96,8 @@ class PaddedAttention(PackedApartAttention):
             cos, sin = (turns.flatten(0, 1)[grid.numbers] for turns in position_embeddings)
             turned_by = cos, sin
         answers = self.attend(x[grid.numbers], grid.standing, turned_by)
-        return torch.zeros_like(x).index_copy(0, grid.numbers, answers).view_as(hidden_states), None
+        # of the type of what is answered, which under autocast is another than that of the tokens
+        return answers.new_zeros(x.shape).index_copy(0, grid.numbers, answers).view_as(hidden_states), None
 
     def check_mask(self, attention_mask: Tensor | None, there: Tensor) -> None:
         """Raise a SubquadError where a mask of pairs (b, 1, n, n) is not that of the tokens that are there (b, n)."""
