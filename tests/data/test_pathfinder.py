@@ -70,6 +70,38 @@ def test_parts_are_kept_and_follow_from_the_seed(load, monkeypatch, tmp_path):
     assert len({image.tobytes() for image in np.concatenate([train[0], validation[0]])}) == 36
 
 
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The images that `same_different` is asked to draw, one a chunk of 8; nothing is kept yet."""
+    monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path))
+    monkeypatch.setattr(generation, "CHUNK", 8)
+    counts, draw = [], same_different.draw_images
+    monkeypatch.setattr(same_different, "draw_images", lambda *given: counts.append(given[-1]) or draw(*given))
+    return counts
+
+
+def test_no_more_is_drawn_than_is_wanted(asked):
+    load = partial(load_dataset, "same_different:count=200")
+    few, held_out = load(split="train", max_images=11), load(split="validation")
+    assert len(few) == 11 and set(few.labels) == {0, 1} and len(held_out) == 20
+    # two chunks hold 11, and 160 to 180 are three
+    assert sum(asked) == 16 + 24
+    load(split="train", max_images=11), load(split="validation")
+    assert sum(asked) == 40
+
+
+def test_few_images_are_the_same_whether_all_are_drawn_or_not(asked):
+    def tokens():
+        train = same_different.load_same_different("train", count=100, most=11)
+        test = same_different.load_same_different("test", count=100)
+        return [array.tobytes() for array in (*train, *test)]
+
+    alone = tokens()
+    every = same_different.load_same_different("train", count=100)
+    assert sum(asked) > 100 and tokens() == alone
+    assert every[0][:16].tobytes() == alone[0] and every[1][:16].tobytes() == alone[1]
+
+
 def test_images_of_different_chunks_are_different(monkeypatch):
     monkeypatch.setattr(generation, "CHUNK", 8)
     drawn = generation.draw_many(partial(same_different.draw_images, same_different.Setting()), 0, 24)

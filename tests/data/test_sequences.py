@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from subquad import SubquadError
-from subquad.data.synthetic import listops, pathfinder
+from subquad.data.synthetic import generation, listops, pathfinder
 from subquad.tasks.sequences.lra_data import SEQUENCES, load_sequences
 
 PAIRS = [("1", "the first paper é", "the second"), ("0.0", "a third", "and a fourth"), ("1", "fifth", "sixth")]
@@ -126,6 +126,16 @@ def test_held_out_reviews_are_not_trained_on(sources):
 def test_long_texts_are_cut_and_few_are_kept(sources):
     data = load_sequences("text", split="train", max_sequences=4, **{**sources["text"], "max_length": 5})
     assert len(data) == 4 and (data[0][0] > 0).all()
+
+
+@pytest.mark.parametrize("task", [name for name, what in SEQUENCES.items() if what.drawn])
+def test_few_sequences_are_not_drawn_with_all_others(task, home, monkeypatch):
+    counts, draw = [], pathfinder.draw_images
+    monkeypatch.setattr(pathfinder, "draw_images", lambda *given: counts.append(given[-1]) or draw(*given))
+    monkeypatch.setattr(generation, "CHUNK", 2)
+    settings = {"count": 4000, "contour_length": 6}
+    assert len(load_sequences(task, split="train", max_sequences=4, max_length=1024, settings=settings)) == 4
+    assert sum(counts) == 4
 
 
 def test_complaints_are_one_line(sources, tmp_path):

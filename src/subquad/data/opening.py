@@ -34,21 +34,21 @@ def load_dataset(
         split: "train" or "validation".
         data_dir: where the images of a named data set are; or those of a folder or archive that was at `name` before.
         strict: raise at a broken image instead of skipping it.
-        max_images: keep so many at most, the classes in proportion.
+        max_images: keep so many at most, the classes in proportion; of images that are drawn, from the first ones.
     """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
-    source = _find(name, split, find_path(data_dir) if data_dir else None)
+    source = _find(name, split, find_path(data_dir) if data_dir else None, max_images)
     if max_images is not None:
         source = source.part(thin_out(source.labels, max_images))
     return ImageDataset(source, name, strict=strict)
 
 
-def _find(name: str, split: str, data_dir: Path | None) -> Source:
+def _find(name: str, split: str, data_dir: Path | None, max_images: int | None) -> Source:
     kind, _, rest = name.partition("/")
     drawn, _, settings = name.partition(":")
     if drawn in DRAWN:
-        return read_drawn(drawn, split, settings, data_dir)
+        return read_drawn(drawn, split, settings, data_dir, most=max_images)
     if name == "digits":
         if data_dir:
             raise SubquadError(f"digits come with scikit-learn and are not read from {data_dir}: ask for data 'folder'")

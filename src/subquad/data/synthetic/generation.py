@@ -78,11 +78,42 @@ Draw = Callable[[int, int, int], tuple[NDArray[np.uint8], NDArray[np.int64]]]
 """From a seed, the number of a chunk and how many: images (n, height, width) and their labels (n,)."""
 
 
-def draw_many(draw: Draw, seed: int, count: int) -> Arrays:
-    """The first `count` images and labels from a seed, a chunk at a time."""
+def drawn_part(
+    name: str, draw: Draw, part: slice, *, seed: int, count: int, most: int | None = None
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The images and labels at the places `part` of `count`, which are drawn once and kept in the data folder.
+
+    Where less than half of them is asked for, no more than that is drawn: the images are the same.
+
+    Args:
+        name: of the whole, in the data folder.
+        draw: draws a chunk.
+        part: consecutive places.
+        seed: of the drawing.
+        count: of all parts together.
+        most: only the beginning of the part is wanted, so many and what is left of their chunk.
+    """
+    first, end = part.start, part.stop
+    if most is not None:
+        # by whole chunks, so that a few still have each class
+        end = min(end, first + -(-most // CHUNK) * CHUNK)
+    # another part may have had all drawn
+    whole = _whole_arrays(data_home() / f"{name}.npz", count)
+    if whole is None and 2 * (end - first) < count:
+        found = kept(f"{name}-{first}-{end}", lambda: draw_many(draw, seed, count, first, end), count=end - first)
+    else:
+        whole = whole or kept(name, lambda: draw_many(draw, seed, count), count=count)
+        found = {key: values[first:end] for key, values in whole.items()}
+    return found["images"], found["labels"]
+
+
+def draw_many(draw: Draw, seed: int, count: int, first: int = 0, end: int | None = None) -> Arrays:
+    """Of the first `count` images and labels from a seed those from `first` to `end`, a chunk at a time."""
+    end = count if end is None else end
+    begin = first // CHUNK * CHUNK
     chunks = [
         draw(seed, start // CHUNK, min(CHUNK, count - start))
-        for start in tqdm(range(0, count, CHUNK), desc="drawing", unit=f"×{CHUNK} images", leave=False, disable=None)
+        for start in tqdm(range(begin, end, CHUNK), desc="drawing", unit=f"×{CHUNK} images", leave=False, disable=None)
     ]
-    images, labels = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    images, labels = (np.concatenate(parts)[first - begin : end - begin] for parts in zip(*chunks, strict=True))
     return {"images": images, "labels": labels}

@@ -48,8 +48,13 @@ DRAWN = {
 """Data that are drawn, by name."""
 
 
-def read_drawn(name: str, split: str, settings: str, data_dir: Path | None = None) -> Source:
-    """Images of `DRAWN`, as the settings "size=64,count=2000" have them, on photographs of `data_dir` if given."""
+def read_drawn(
+    name: str, split: str, settings: str, data_dir: Path | None = None, *, most: int | None = None
+) -> Source:
+    """Images of `DRAWN`, as the settings "size=64,count=2000" have them, on photographs of `data_dir` if given.
+
+    Where no more than `most` are wanted, no more need be drawn: of these at least, the first of the split.
+    """
     load, classes, kind, on_photographs = DRAWN[name]
     if data_dir and not on_photographs:
         raise SubquadError(f"{name} is drawn and not read from {data_dir}: leave out data_dir")
@@ -59,5 +64,5 @@ def read_drawn(name: str, split: str, settings: str, data_dir: Path | None = Non
             raise unknown_name(f"setting of {name}", key, known)
         if type(value) is not int or value < 0:
             raise SubquadError(f"{key} of {name} is a whole number, got '{value}'")
-    images, labels = load(split, **given, **({"photographs": data_dir} if data_dir else {}))
+    images, labels = load(split, most=most, **given, **({"photographs": data_dir} if data_dir else {}))
     return Source(_Drawn(images, labels.tolist(), name), classes, labels.tolist())

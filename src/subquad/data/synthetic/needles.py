@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from subquad.data.archives import is_archive, unpack
 from subquad.data.decoding import read_named_image
-from subquad.data.synthetic.generation import check_size, draw_many, kept, part_of
+from subquad.data.synthetic.generation import check_size, drawn_part, part_of
 from subquad.data.synthetic.pathfinder import SPLITS
 from subquad.data.walking import find_images
 from subquad.errors import SubquadError
@@ -129,7 +129,13 @@ def _photographs(source: Path) -> tuple[Grey, ...]:
 
 @checks_arguments
 def load_needles(
-    split: str, *, count: Positive = 20_000, seed: Count = 0, photographs: Path | None = None, **settings: Any
+    split: str,
+    *,
+    count: Positive = 20_000,
+    seed: Count = 0,
+    most: Positive | None = None,
+    photographs: Path | None = None,
+    **settings: Any,
 ) -> tuple[Grey, NDArray[np.int64]]:
     """A part of `count` images (n, size, size) and labels (n,), which are drawn once and kept in the data folder.
 
@@ -137,6 +143,7 @@ def load_needles(
         split: "train", "validation" or "test": 80, 10 and 10 % of them.
         count: of all three together.
         seed: of the drawing.
+        most: only the first of the part, so many at least: the rest need not be drawn.
         photographs: a folder or archive of images, of which 256 at most lie behind the marks; noise if left out. Of
             scenes with maps of their classes those in folders `images` are taken.
         settings: those of `Setting`.
@@ -146,5 +153,4 @@ def load_needles(
     behind = _photographs(photographs) if photographs else ()
     digest = zlib.crc32(b"".join(image.tobytes() for image in behind))
     name = f"needles-{seed}-{count}-{setting.size}-{setting.distance}-{setting.directions}-{digest:08x}"
-    whole = kept(name, lambda: draw_many(partial(draw_images, setting, behind), seed, count), count=count)
-    return whole["images"][part], whole["labels"][part]
+    return drawn_part(name, partial(draw_images, setting, behind), part, seed=seed, count=count, most=most)

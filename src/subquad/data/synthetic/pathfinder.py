@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subquad.data.synthetic.dashed_paths import REACH, SIDE, Canvas, Snakes, first_dash, grow
-from subquad.data.synthetic.generation import check_size, draw_many, kept, part_of
+from subquad.data.synthetic.generation import check_size, drawn_part, part_of
 from subquad.errors import SubquadError
 from subquad.ranges import Count, Positive, checks_arguments
 
@@ -218,7 +218,7 @@ SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 @checks_arguments
 def load_pathfinder(
-    split: str, *, count: Positive = 20_000, seed: Count = 0, **settings: Any
+    split: str, *, count: Positive = 20_000, seed: Count = 0, most: Positive | None = None, **settings: Any
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """A part of `count` images (n, size, size) and labels (n,), which are drawn once and kept in the data folder.
 
@@ -226,11 +226,11 @@ def load_pathfinder(
         split: "train", "validation" or "test": 80, 10 and 10 % of them.
         count: of all three together; the released sets have 200,000.
         seed: of the drawing.
+        most: only the first of the part, so many at least: the rest need not be drawn.
         settings: those of `Setting`.
     """
     setting, part = checks_arguments(Setting)(**settings), part_of(split, SPLITS, count)
     check_size("images", count, setting.size**2)
     shape = f"{setting.size}-{setting.contour_length}-{setting.count}-{setting.dashes}"
     name = f"pathfinder-{seed}-{count}-{shape}"
-    whole = kept(name, lambda: draw_many(partial(draw_images, setting), seed, count), count=count)
-    return whole["images"][part], whole["labels"][part]
+    return drawn_part(name, partial(draw_images, setting), part, seed=seed, count=count, most=most)

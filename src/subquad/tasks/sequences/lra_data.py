@@ -98,7 +98,7 @@ def load_sequences(
         data_dir: where CIFAR-10, IMDb or the pairs of AAN are.
         settings: of what is generated: `count`, `seed`, and for listops `shortest` and `longest`, for pathfinder those
             of `pathfinder.Setting`.
-        max_sequences: keep so many at most, the classes in proportion.
+        max_sequences: keep so many at most, the classes in proportion; of those that are drawn, from the first ones.
     """
     if task not in SEQUENCES:
         raise unknown_name("task", task, SEQUENCES)
@@ -108,6 +108,8 @@ def load_sequences(
     for name in settings:
         if name not in what.settings:
             raise unknown_name(f"setting of the data of {task}", name, what.settings or {"it has none"})
+    if what.drawn:
+        settings["most"] = max_sequences
     source = what.load(split, find_path(data_dir) if data_dir else None, **settings)
     if max_sequences is not None:
         source = source.part(thin_out(source.labels.tolist(), max_sequences))
@@ -254,6 +256,7 @@ class SequenceTask:
         num_classes: there are.
         pairs: whether two texts are compared.
         padded: whether its sequences differ in length.
+        drawn: whether no more of them need be generated than are wanted.
         what: it is, in a few words.
         settings: what its data can be told, where they are generated.
     """
@@ -264,6 +267,7 @@ class SequenceTask:
     what: str
     pairs: bool = False
     padded: bool = True
+    drawn: bool = False
     settings: frozenset[str] = frozenset()
 
 
@@ -282,6 +286,7 @@ SEQUENCES = {
         2,
         "whether two discs are joined by a dashed path",
         padded=False,
+        drawn=True,
         settings=frozenset({"count", "seed", *pathfinder.Setting.__dataclass_fields__}),
     ),
     "text": SequenceTask(_text, 257, 2, "the opinion of film reviews, byte by byte"),
