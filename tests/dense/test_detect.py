@@ -114,6 +114,30 @@ def test_an_image_that_a_network_refuses_is_named(run, objects, tmp_path, capsys
     assert said.startswith(f"subquad: {tmp_path / 'thin.png'}: an image of 300×2 px is less than a pixel thin")
 
 
+def with_a_thin_image(folder, part):
+    """A folder of objects with one image more, without any, of 300×2 px; its file."""
+    file = worlds.objects(folder) / f"annotations/instances_{part}2017.json"
+    content = json.loads(file.read_text())
+    content["images"].append({"id": 99, "file_name": "thin.png", "height": 2, "width": 300})
+    file.write_text(json.dumps(content))
+    Image.new("RGB", (300, 2)).save(folder / f"{part}2017" / "thin.png")
+    return folder / f"{part}2017" / "thin.png"
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_an_image_that_is_too_thin_is_named_before_training(recipe, tmp_path, part):
+    """It ended the epoch that met it, by its size alone."""
+    file = with_a_thin_image(tmp_path / "objects", part)
+    with pytest.raises(SubquadError, match=f"^1 of . images of .* at a long_side of 96, the first is {file} of 300×2"):
+        Detection(recipe.replace(data=str(tmp_path / "objects")))
+
+
+def test_a_refused_image_is_named_where_data_are_judged(run, tmp_path):
+    file = with_a_thin_image(tmp_path / "objects", "val")
+    with pytest.raises(SubquadError, match=f"^{file}: an image of 300×2 px is less than a pixel thin"):
+        judge_detector(open_trained(run), data=str(tmp_path / "objects"))
+
+
 def test_training_and_judging_agree_whatever_stands_beside_an_image(run, objects):
     summary = json.loads((run / "summary.json").read_text())
     judged = judge_detector(open_trained(run), data=str(objects))

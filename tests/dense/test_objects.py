@@ -152,6 +152,16 @@ def test_a_crop_leaves_a_pixel_of_an_image_that_is_one_thin():
         assert image.shape[1] == 1 and 4 <= image.shape[2] <= 9
 
 
+def test_no_crop_is_thinner_than_a_detector_takes():
+    target = {"image_id": 1, "boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+    sides = set()
+    for seed in range(16):
+        torch.manual_seed(seed)
+        image, _ = ObjectTransform(crop=1.0, long_side=96)(Image.new("RGB", (180, 2)), target)
+        sides.add(image.shape[1:])
+    assert len(sides) > 2 and all(96 * height >= width for height, width in sides)
+
+
 def test_an_object_without_its_area_has_that_of_its_box(folder, change):
     change(lambda content: content["annotations"][0].pop("area"))
     first = load_objects(folder, split="train").truth["annotations"][0]

@@ -135,6 +135,19 @@ def test_an_image_of_one_place_is_answered_or_refused_in_words(recipe, head, con
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_scene_that_a_network_refuses_is_named_where_it_is_judged(recipe, tmp_path, batch_size):
+    """Its size was said alone, in the middle of a run; broken ones before it do not change its name."""
+    folder = worlds.scenes(tmp_path / "scenes")
+    file = folder / "images/validation/3.png"
+    Image.new("RGB", (3, 3)).save(file)
+    Image.fromarray(np.ones((3, 3), np.uint8)).save(folder / "annotations/validation/3.png")
+    (folder / "images/validation/1.png").write_bytes(b"no picture")
+    given = recipe.replace(data=str(folder), conventions="openmmlab", batch_size=batch_size, drop_path=0.0)
+    with pytest.raises(SubquadError, match=f"^{file}: a map of 3×3 holds no patch"):
+        train(given, tmp_path / "run")
+
+
 def test_a_broken_off_run_ends_with_the_same_weights(run, recipe, tmp_path):
     def stop(line):
         if line.startswith("epoch 1/"):

@@ -115,6 +115,10 @@ class PictureDataset(Dataset, ABC):
         """Broken images met so far."""
         return int(self._broken.sum())
 
+    def is_broken(self, index: int) -> bool:
+        """Whether an image was met and found to be broken."""
+        return bool(self._broken[index])
+
     def broken_paths(self) -> list[str]:
         """Files of the broken images met so far."""
         return [self.path(i) for i in self._broken.nonzero()[:, 0].tolist()]

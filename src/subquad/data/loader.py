@@ -1,12 +1,13 @@
 """Batches: broken images left out, shards without repeats."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, SequentialSampler, Subset, default_collate
 
 from subquad.data.dataset import BrokenImageError, PictureDataset
 from subquad.errors import SubquadError
@@ -43,6 +44,20 @@ def create_loader(
         pin_memory=pin_memory,
         collate_fn=_Collate(dataset, collate),
     )
+
+
+def file_in(loader: Any, batch: int, place: int) -> Path | None:
+    """The file of an item of a batch, broken ones not counted; None where the loader's order or files are not known."""
+    dataset: Any = getattr(loader, "dataset", None)
+    source = _source_of(dataset)
+    if not isinstance(source, PictureDataset) or not isinstance(loader.sampler, SequentialSampler):
+        return None
+    places: Sequence[int] = range(len(dataset))[batch * loader.batch_size :][: loader.batch_size]
+    while isinstance(dataset, Subset):
+        places, dataset = [dataset.indices[index] for index in places], dataset.dataset
+    if dataset is not source:
+        return None
+    return Path(source.path([index for index in places if not source.is_broken(index)][place]))
 
 
 def _cores() -> int:

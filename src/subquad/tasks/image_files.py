@@ -11,6 +11,7 @@ from torch import Tensor
 
 from subquad.data import BrokenImageError, find_images, read_image
 from subquad.data.decoding import IMAGE_ENDINGS
+from subquad.data.loader import file_in
 from subquad.data.walking import annotations_beside_images, find_path
 from subquad.errors import SubquadError, reason_without_path
 from subquad.writing import replacing
@@ -80,12 +81,22 @@ def check_no_image(output: Path, paths: Iterable[Path | str], flag: str) -> None
 
 
 @contextlib.contextmanager
-def said_of(path: Path) -> Iterator[None]:
+def said_of(path: Path | None) -> Iterator[None]:
     """Name the image that a network refuses: among thousands of a folder its size does not say which it is."""
     try:
         yield
     except SubquadError as error:
-        raise SubquadError(f"{path}: {error}") from None
+        raise error if path is None else SubquadError(f"{path}: {error}") from None
+
+
+@contextlib.contextmanager
+def said_of_item(loader: object, batch: int, place: int) -> Iterator[None]:
+    """Name the image of a data set that a network refuses, an item of a batch of `loader`."""
+    try:
+        yield
+    except SubquadError:
+        with said_of(file_in(loader, batch, place)):
+            raise
 
 
 def readable_pictures(

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from subquad.errors import SubquadError, reason_without_path
 from subquad.tasks.accuracy import evaluating
+from subquad.tasks.image_files import said_of_item
 
 MEASURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 """What COCO's evaluation says first, in its order."""
@@ -146,10 +147,10 @@ def evaluate_detection(
     entries: list[dict[str, Any]] = []
     seen: list[int] = []
     with evaluating(model), torch.autocast(device.type, amp_dtype, enabled=amp_dtype is not None):
-        for images, targets in tqdm(loader, desc="evaluation", leave=False, disable=hidden):
+        for batch, (images, targets) in enumerate(tqdm(loader, desc="evaluation", leave=False, disable=hidden)):
             if not images:
                 continue
-            found = model([image.to(device) for image in images])
+            found = _found(model, [image.to(device) for image in images], loader, batch)
             for target, one in zip(targets, found, strict=True):
                 entries += as_coco(target["image_id"], one)
                 seen.append(target["image_id"])
@@ -159,6 +160,13 @@ def evaluate_detection(
         entries = [entry for share, _ in shares for entry in share]
         seen = [number for _, share in shares for number in share]
     return judge_objects(only_images(truth, seen), entries, masks=masks)
+
+
+def _found(model: nn.Module, images: list[Tensor], loader: object, batch: int) -> list[dict[str, Tensor]]:
+    """What a detector finds; where it refuses, the image that it is shown alone is named."""
+    with said_of_item(loader, batch, 0) if len(images) == 1 else contextlib.nullcontext():
+        found: list[dict[str, Tensor]] = model(images)
+    return found
 
 
 def only_images(truth: dict[str, Any], seen: Sequence[int]) -> dict[str, Any]:

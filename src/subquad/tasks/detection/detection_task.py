@@ -17,7 +17,7 @@ from subquad.tasks.detection.average_precision import evaluate_detection
 from subquad.tasks.detection.detection_recipe import DetectRecipe
 from subquad.tasks.detection.detectors import DETECTORS, WITH_MASKS, Detector, build_detector
 from subquad.tasks.detection.object_data import ObjectDataset, load_objects
-from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists
+from subquad.tasks.detection.object_transforms import ObjectTransform, as_lists, is_too_thin
 from subquad.tasks.detection.query_detector import opened_query_detector
 from subquad.tasks.detection.trained_detector import (
     FoundObjects,
@@ -84,9 +84,11 @@ class Detection(Task):
         if self.masks:
             eval_images.check_masks(crowds=True)
         check_same_classes(train_images.classes, eval_images.classes)
+        for images in (train_images, eval_images):
+            _check_thinness(images, recipe.long_side)
         if recipe.num_classes not in (None, len(train_images.classes)):
             raise SubquadError(f"{data} has {len(train_images.classes)} classes, not {recipe.num_classes}")
-        train_images.transform = ObjectTransform(hflip=recipe.hflip, crop=recipe.crop)
+        train_images.transform = ObjectTransform(hflip=recipe.hflip, crop=recipe.crop, long_side=recipe.long_side)
         eval_images.transform = ObjectTransform()
         model = build_detector(
             backbone_arguments(recipe, recipe.dense_agents, recipe.conventions),
@@ -192,3 +194,15 @@ class Detection(Task):
     def gallery(cls, networks: Sequence[tuple[str, TrainedDetector]], count: int) -> Gallery:
         """Boxes and masks that are found with some certainty."""
         return object_gallery(networks, count)
+
+
+def _check_thinness(images: ObjectDataset, long_side: int) -> None:
+    """Raise where nothing is left of images at the longer side there may be, before training meets one of them."""
+    sizes = [(image.get("height", 1), image.get("width", 1)) for image in images.images]
+    thin = [place for place, size in enumerate(sizes) if is_too_thin(size, long_side)]
+    if thin:
+        height, width = sizes[thin[0]]
+        raise SubquadError(
+            f"{len(thin)} of {len(sizes)} images of {images.file} are less than a pixel thin at a long_side of "
+            f"{long_side}, the first is {images.paths[thin[0]]} of {width}×{height} px: leave them out"
+        )

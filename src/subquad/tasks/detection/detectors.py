@@ -25,6 +25,7 @@ from subquad.tasks.conventions import OPENMMLAB, OWN, check_conventions, pyramid
 from subquad.tasks.detection import openmmlab_detectors
 from subquad.tasks.detection.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHeads
 from subquad.tasks.detection.feature_levels import FeatureLevels
+from subquad.tasks.detection.object_transforms import is_too_thin
 
 
 def _retinanet(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
@@ -179,8 +180,7 @@ class Detector(OnBackbone):
         resize: Any = self.network.transform
         for image in images:
             _check_image(image)
-            short, long = sorted(image.shape[-2:])
-            if short * resize.max_size < long:
+            if is_too_thin(image.shape[-2:], resize.max_size):
                 raise SubquadError(
                     f"an image of {image.shape[-1]}×{image.shape[-2]} px is less than a pixel thin "
                     f"at a long_side of {resize.max_size}: leave it out"

@@ -1,5 +1,6 @@
 """Images with objects as a detector takes them: numbers from 0 to 1, in training flipped and cropped by chance."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ class ObjectTransform:
     Args:
         hflip: probability of a horizontal flip.
         crop: probability of a crop to between half of each side and all of it, as DETR's augmentation has.
+        long_side: what a detector resizes longer sides to at most; an image stays whole where a crop would be too thin.
     """
 
-    def __init__(self, *, hflip: float = 0.0, crop: float = 0.0) -> None:
-        self.hflip, self.crop = hflip, crop
+    def __init__(self, *, hflip: float = 0.0, crop: float = 0.0, long_side: int | None = None) -> None:
+        self.hflip, self.crop, self.long_side = hflip, crop, long_side
 
     def __call__(self, picture: Image.Image, target: Target) -> tuple[Tensor, Target]:
         image = transforms.to_dtype(transforms.pil_to_tensor(picture), torch.float32, scale=True)
@@ -35,11 +37,19 @@ class ObjectTransform:
         if "masks" in target:
             target["masks"] = Mask(target["masks"])
         if self.crop and float(torch.rand(())) < self.crop:
-            image, target = _cropped(image, target)
+            part, rest = _cropped(image, target)
+            if self.long_side is None or not is_too_thin(part.shape[-2:], self.long_side):
+                image, target = part, rest
         if self.hflip and float(torch.rand(())) < self.hflip:
             image = transforms.horizontal_flip(image)
             target = target | {name: transforms.horizontal_flip(target[name]) for name in _placed(target)}
         return image, target | {name: target[name].as_subclass(torch.Tensor) for name in _placed(target)}
+
+
+def is_too_thin(size: Sequence[int], long_side: int) -> bool:
+    """Whether nothing is left of the shorter side where the longer one has `long_side` pixels."""
+    short, long = sorted(size)
+    return short * long_side < long
 
 
 def _placed(target: Target) -> list[str]:

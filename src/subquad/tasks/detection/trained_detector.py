@@ -240,7 +240,8 @@ def object_gallery(networks: Sequence[tuple[str, TrainedDetector]], count: int) 
         picture, target = item
         row = [(draw_objects(picture, target, images.classes), f"truth: {len(target['labels'])} objects")]
         for label, trained in networks:
-            found = find_objects(trained, picture, _SURE)
+            with said_of(images.paths[index]):
+                found = find_objects(trained, picture, _SURE)
             drawn = draw_objects(picture, found, trained.classes)
             row.append((drawn, f"{label}: {len(found['labels'])} with a score of at least {_SURE}"))
         rows.append(row)

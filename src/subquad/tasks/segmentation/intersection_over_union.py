@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from subquad.errors import SubquadError
 from subquad.tasks.accuracy import evaluating
+from subquad.tasks.image_files import said_of_item
 from subquad.tasks.segmentation.scene_data import VOID
 
 
@@ -116,9 +117,10 @@ def evaluate_segmentation(
     several = dist.is_available() and dist.is_initialized()
     hidden = True if several and dist.get_rank() else None
     with evaluating(model), torch.autocast(device.type, amp_dtype, enabled=amp_dtype is not None):
-        for pairs in tqdm(loader, desc="evaluation", leave=False, disable=hidden):
-            for image, labels in pairs:
-                logits = segment(model, image.to(device), labels.shape, window)
+        for batch, pairs in enumerate(tqdm(loader, desc="evaluation", leave=False, disable=hidden)):
+            for place, (image, labels) in enumerate(pairs):
+                with said_of_item(loader, batch, place):
+                    logits = segment(model, image.to(device), labels.shape, window)
                 largest, predicted = logits.max(0)
                 if not largest.isfinite().all():
                     raise SubquadError(

@@ -277,7 +277,7 @@ def scene_gallery(networks: Sequence[tuple[str, TrainedSegmenter]], count: int) 
         row = [(picture, "image"), (overlay(picture, labels), "truth")]
         for label, trained in networks:
             x, target = SceneTransform(trained.input)(picture, labels)
-            with evaluating(trained.model):
+            with said_of(Path(images.path(index))), evaluating(trained.model):
                 logits = segment(trained.model, x.to(trained.device), labels.shape, trained.window(None))
             found = logits.argmax(0).cpu()
             iou = judge_confusion(count_pixels(found, target, len(trained.classes))).miou
