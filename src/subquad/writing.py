@@ -22,6 +22,7 @@ from subquad.errors import SubquadError, reason_without_path
 
 _ASIDE = re.compile(r"\..+\.(?P<process>\d+)-(?P<host>[0-9a-f]{8})\.unfinished")
 _TEMPORARY = re.compile(r"subquad-\w+-(?P<process>\d+)-(?P<host>[0-9a-f]{8})-.+")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _swept: set[tuple[int, Path]] = set()
 
 
@@ -187,6 +188,31 @@ def write_reason(error: BaseException) -> str | None:
             return match[1]
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def full_reason(error: BaseException) -> str | None:
+    """What the system said of a disk that is full, or of a file that is longer than may be; None for other errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return os.strerror(cause.errno)
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+@contextmanager
+def naming_what_is_full(path: Path) -> Iterator[None]:
+    """Name the file that a disk has no room for, where several are written together.
+
+    Raises:
+        WriteError: there is no room.
+    """
+    try:
+        yield
+    except OSError as error:
+        if (reason := full_reason(error)) is None:
+            raise
+        raise WriteError(f"{path} can't be written: {reason}") from error
 
 
 def is_aside(name: str) -> bool:

@@ -267,6 +267,17 @@ def test_a_full_disk_is_one_line_and_does_not_end_the_process(tmp_path, small_di
     assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("format", [name for name in EXPORTERS if name != "aoti"])
+def test_a_file_that_finds_no_room_is_named_with_its_folder(tmp_path, small_disk, format):
+    """It was "OSError: File too large", of a file that had no name."""
+    small_disk(4096)
+    with pytest.raises(
+        SubquadError, match=rf" {format}: .* wide\.\w+ among .* {tempfile.gettempdir()}: File .*: set TMP"
+    ):
+        export(nn.Conv2d(3, 1000, 3), tmp_path / f"wide{EXPORTERS[format].suffix}", format=format, img_size=8)
+    assert not list(tmp_path.iterdir())
+
+
 def test_little_room_for_temporary_files_is_said_and_how_to_name_another_place(tmp_path, monkeypatch):
     def write(program, path):
         raise RuntimeError("iostream error")
@@ -359,7 +370,7 @@ def test_a_disk_that_is_full_leaves_all_files_as_they_were(tmp_path, monkeypatch
         return write(self, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(SubquadError, match=r"mean\.\w+ can't be written: No space left on device"):
+    with pytest.raises(SubquadError, match=r"mean\.pt2 can't be written: No space left on device"):
         export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == dict.fromkeys(
         ("mean.abc", "mean.pt2", "mean.zyx"), b"1"

@@ -38,7 +38,14 @@ from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
 from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
 from subquad.weights.files import within_wrappers
-from subquad.writing import little_room, replacing_together, temporary_folder
+from subquad.writing import (
+    WriteError,
+    full_reason,
+    little_room,
+    naming_what_is_full,
+    replacing_together,
+    temporary_folder,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -251,9 +258,11 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
             raise SubquadError(f"{error}{_hint(wanted)}") from error
         # what belongs to it has its name, and another suffix
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
-        with replacing_together([path.with_name(file.name) for file in files]) as places:
-            for file, place in zip(files, places, strict=True):
-                place.write_bytes(file.read_bytes())
+        targets = [path.with_name(file.name) for file in files]
+        with replacing_together(targets) as places:
+            for file, target, place in zip(files, targets, places, strict=True):
+                with naming_what_is_full(target):
+                    place.write_bytes(file.read_bytes())
     return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
 
 
@@ -314,6 +323,10 @@ def _translated(
     except SubquadError:
         raise
     except Exception as error:
+        if (reason := full_reason(error)) is not None:
+            place = f"there is no room for {path.name} among temporary files in {path.parent.parent}: {reason}"
+            hint = _little_room(model, path.parent) or ": set TMPDIR to a folder that takes more"
+            raise WriteError(f"it can't be written as {wanted.format}: {place}{hint}") from error
         # what torch.onnx itself raises says only which of its steps it was
         reason = f"{type(error).__name__}: {reason_of(error.__cause__ or error)}"
         hint = _little_room(model, path.parent) or _hint(wanted)
