@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from subquad import SubquadError, create_model, stream
+from subquad.data.decoding import read_label_map, read_named_image, size_in_header
 from subquad.large import png_rows
 from subquad.large.array_rows import ArrayRows
 from subquad.large.image_rows import NormalisedRows, TensorRows, open_image
@@ -275,6 +276,68 @@ def test_a_png_whose_sums_do_not_fit_is_one_line(kind, pixels, tmp_path, monkeyp
     path.write_bytes(content)
     with pytest.raises(SubquadError, match=r"image\.png is damaged"):
         open_image(path).read(0, 61)
+
+
+def pages(*several, **settings):
+    """What writes pictures (height, width, channels), or grey (height, width), as the pages of a TIFF."""
+
+    def write(path):
+        with pytest.importorskip("tifffile").TiffWriter(path) as file:
+            for picture in several:
+                file.write(picture, photometric="rgb" if picture.ndim == 3 else "minisblack", **settings)
+
+    return write
+
+
+LARGE, SMALL = (
+    np.random.default_rng(k).integers(0, 256, (h, w, 3), np.uint8) for k, h, w in ((0, 64, 80), (1, 32, 40))
+)
+PAGES = {
+    "a small one behind": (pages(LARGE, SMALL), LARGE),
+    "a small one in front": (pages(SMALL, LARGE), LARGE),
+    "a small one marked so in front": (pages(SMALL, LARGE, metadata=None), LARGE),
+    "small ones of one size behind": (pages(LARGE, SMALL, SMALL), LARGE),
+    "another kind of one size": (pages(LARGE, LARGE[..., 0]), LARGE),
+    "two of one size": (pages(LARGE, LARGE[::-1].copy()), None),
+    "two of one size behind a small one": (pages(SMALL, LARGE, LARGE[::-1].copy()), None),
+    "colours as pictures": (pages(*LARGE.transpose(2, 0, 1).copy()), None),
+    "a stack": (lambda path: write_tiff(path, np.stack([LARGE, LARGE[::-1]])), None),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_of_several_pictures_the_same_one_is_read_whether_it_is_streamed_or_not(name, tmp_path):
+    """All but streaming took the first, whatever it was."""
+    write, expected = PAGES[name]
+    write(path := tmp_path / "pages.tif")
+    if expected is None:
+        for read in (open_image, read_named_image, size_in_header):
+            with pytest.raises(SubquadError, match=r"pages\.tif.* a stack of [23] pictures .* file of its own"):
+                read(path)
+        with pytest.raises(SubquadError, match=r"pages\.tif can't be read: it is a stack"):
+            read_label_map(path)
+        return
+    height, width = expected.shape[:2]
+    assert np.array_equal(open_image(path).read(0, height), expected)
+    assert np.array_equal(np.asarray(read_named_image(path)), expected)
+    assert size_in_header(path) == (width, height)
+
+
+def test_a_label_map_is_the_largest_picture_of_its_file(tmp_path):
+    pages(SMALL[..., 0], LARGE[..., 0])(tmp_path / "labels.tif")
+    assert np.array_equal(read_label_map(tmp_path / "labels.tif"), LARGE[..., 0])
+
+
+def test_a_damaged_chain_of_pages_ends_where_it_is_damaged(tmp_path):
+    """The first page of such a file was read, and still is."""
+    path = tmp_path / "pages.tif"
+    Image.fromarray(LARGE).save(path, save_all=True, append_images=[Image.fromarray(SMALL)])
+    content = bytearray(path.read_bytes())
+    first = int.from_bytes(content[4:8], "little")
+    behind = first + 2 + 12 * int.from_bytes(content[first : first + 2], "little")
+    content[behind : behind + 4] = (len(content) + 1000).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert np.array_equal(np.asarray(read_named_image(path)), LARGE)
 
 
 @pytest.mark.parametrize("name", ["folder", "folder.png", "folder.tif", "folder.npy", "folder.jpg", "folder.svs"])

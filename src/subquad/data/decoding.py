@@ -1,13 +1,17 @@
 """From a file to a picture in RGB, or to the numbers of a label map: every image of the library is decoded here.
 
 Pixels are taken as they are stored, as timm, torchvision and COCO's annotations take them: an orientation in EXIF is
-not applied, transparency is left out, and of an animation the first picture is shown.
+not applied, transparency is left out, and of an animation the first picture is shown. Of a TIFF with several pictures
+the largest is taken, as where it is streamed (large/tiff_rows.py), and a stack of equal ones is refused.
 """
 
 import io
+import itertools
 import re
 import stat
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -98,7 +102,7 @@ def read_image(file: Path | BinaryIO | Image.Image) -> Image.Image:
     try:
         if isinstance(file, Image.Image):
             return _as_rgb(file)
-        with _opened(file) as stream, Image.open(stream, formats=_formats()) as image:
+        with _opened_picture(file) as image:
             _check_size(image)
             return _as_rgb(image)
     except Exception as error:
@@ -127,7 +131,7 @@ def size_in_header(path: Path) -> tuple[int, int]:
     try:
         # how much may be decoded is for the caller to say
         Image.MAX_IMAGE_PIXELS = None
-        with _opened(path) as stream, Image.open(stream, formats=_formats()) as image:
+        with _opened_picture(path) as image:
             # of a TIFF with an orientation Pillow says the sides that the turned picture has
             return (image.tag_v2[256], image.tag_v2[257]) if isinstance(image, TiffImageFile) else image.size
     except Exception as error:
@@ -157,7 +161,7 @@ def read_label_map(path: Path) -> NDArray[Any]:
         DataError: it can't be read, or holds colours or fractions.
     """
     try:
-        with _opened(path) as stream, Image.open(stream, formats=_formats()) as image:
+        with _opened_picture(path) as image:
             _check_size(image)
             if image.mode not in _LABEL_MODES:
                 raise SubquadError(f"its pixels are of mode {image.mode}, class numbers are of L, P, I;16 or 1")
@@ -208,6 +212,48 @@ def _check_size(image: Image.Image) -> None:
         raise BrokenImageError(f"it has {width}×{height} pixels")
     if max(width, height) > _MOST_ASPECT * min(width, height):
         raise BrokenImageError(f"it has {width}×{height} pixels, more than {_MOST_ASPECT} to 1")
+
+
+@contextmanager
+def _opened_picture(file: Path | BinaryIO) -> Iterator[Image.Image]:
+    """An image that is not decoded yet: of a TIFF with several, as with a thumbnail, the largest."""
+    with _opened(file) as stream, Image.open(stream, formats=_formats()) as image:
+        if not (isinstance(image, TiffImageFile) and image.is_animated):
+            yield image
+            return
+        page = _largest_page(image)
+        assert image.fp is not None
+        # anew: a page that is damaged leaves Pillow's image damaged
+        with Image.open(image.fp, formats=("TIFF",)) as again:
+            again.seek(page)
+            yield again
+
+
+def _largest_page(image: TiffImageFile) -> int:
+    """The place of the largest of a TIFF's pictures.
+
+    Raises:
+        BrokenImageError: which is meant is not known, as several are as large and of one kind.
+    """
+    kinds = list(_pages(image))
+    largest = max(kinds, key=lambda kind: kind[0] * kind[1])
+    if (count := kinds.count(largest)) > 1:
+        raise BrokenImageError(
+            f"it is a stack of {count} pictures of {largest[0]}×{largest[1]} px: write the one that is meant as a "
+            "file of its own"
+        )
+    return kinds.index(largest)
+
+
+def _pages(image: TiffImageFile) -> Iterator[tuple[int, int, str]]:
+    """Width, height and mode of the pictures of a TIFF, up to where the chain of them ends or is damaged."""
+    for page in itertools.count():
+        try:
+            image.seek(page)
+        except Exception:
+            # Pillow says that it ends by an EOFError, and that it is damaged by anything
+            return
+        yield (*image.size, image.mode)
 
 
 def _as_stored(image: Image.Image) -> Image.Image:

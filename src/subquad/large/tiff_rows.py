@@ -17,6 +17,8 @@ GREY, COLOURS = ("MINISWHITE", "MINISBLACK"), 3
 JPEG = frozenset({6, 7, 34892, 33007})
 """Compressions whose decoder makes RGB of YCbCr."""
 
+_OF_ITS_OWN = ": write the one to stream, with the colours of a pixel side by side, as a file of its own"
+
 
 class TiffRows:
     """The largest picture of a file: tiled or in strips, compressed or not, its colours together or apart."""
@@ -33,7 +35,11 @@ class TiffRows:
             with tifffile.TiffFile(path) as file:
                 if not file.series:
                     raise SubquadError(f"{path} is a TIFF that holds no picture")
-                self._open(max(file.series, key=lambda series: math.prod(_sides(series))))
+                largest = max(file.series, key=lambda series: math.prod(_sides(series)))
+                if (alike := sum(_kind(series) == _kind(largest) for series in file.series)) > 1:
+                    height, width = _sides(largest)
+                    raise SubquadError(f"{path} is a stack of {alike} pictures of {width}×{height} px{_OF_ITS_OWN}")
+                self._open(largest)
         except SubquadError:
             raise
         except Exception as error:
@@ -101,16 +107,19 @@ def _sides(series: Any) -> tuple[int, int]:
     return page.imagelength, page.imagewidth
 
 
+def _kind(series: Any) -> tuple[Any, ...]:
+    """What pictures of a stack have in common, where they are not written as one."""
+    page = series.keyframe
+    return _sides(series), page.samplesperpixel, page.bitspersample, page.photometric
+
+
 def _refusal(page: Any, extent: dict[str, int]) -> str:
     """Why a picture can't be streamed, behind the name of its file; nothing if it can."""
     kind, samples, extra = page.photometric.name, page.samplesperpixel, len(page.extrasamples)
     others = {axis: size for axis, size in extent.items() if axis not in "YXS" and size > 1}
     if others:
         shape = " × ".join(f"{size} {axis}" for axis, size in extent.items())
-        return (
-            f"is a stack of {math.prod(others.values())} pictures ({shape}): write the one to stream, with the "
-            "colours of a pixel side by side, as a file of its own"
-        )
+        return f"is a stack of {math.prod(others.values())} pictures ({shape}){_OF_ITS_OWN}"
     if kind not in (*GREY, "RGB", "PALETTE") and not (kind == "YCBCR" and int(page.compression) in JPEG):
         return f"has its colours as {kind}, compressed by {page.compression.name}: write it in RGB"
     if kind in GREY and samples not in (1, COLOURS) and not (samples == 2 and page.extrasamples[0] in (1, 2)):
