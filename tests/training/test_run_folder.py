@@ -1,8 +1,15 @@
-import pytest
+import itertools
+import json
+from pathlib import Path
 
+import pytest
+from PIL import Image
+
+import subquad
 from subquad.errors import SubquadError
-from subquad.runs.run_folder import RunFolder
+from subquad.runs.run_folder import RunFolder, place_of_data
 from subquad.tasks.classification import Recipe
+from subquad.training import train
 from subquad.writing import replacing
 
 
@@ -25,6 +32,37 @@ def test_a_folder_with_something_in_it_is_not_taken(tmp_path):
     RunFolder(tmp_path / "run").create(Recipe(), {})
     with pytest.raises(SubquadError, match=r"exists already: go on with --resume .* or take another --experiment"):
         RunFolder(tmp_path / "run").check_new()
+
+
+@pytest.mark.parametrize("place", [{"data": "photos"}, {"data": "folder", "data_dir": "photos"}], ids=str)
+def test_data_are_found_from_anywhere_and_where_they_moved_with_their_run(tiny, place, tmp_path, monkeypatch):
+    """They were looked for in the folder that the next command was given in, and a report came without its maps."""
+    for part, name, k in itertools.product(("train", "val"), ("cat", "dog"), range(4)):
+        file = tmp_path / "work" / "photos" / part / name / f"{k}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (k, k, k)).save(file)
+    monkeypatch.chdir(tmp_path / "work")
+    train(tiny.replace(**place, epochs=1, warmup_epochs=0, batch_size=4), Path("runs/mine"))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("work", "moved"):
+        if folder == "moved":
+            (tmp_path / "work").rename(tmp_path / folder)
+        assert subquad.evaluate(f"{folder}/runs/mine").result.count == 8
+        held_out = subquad.open_trained(f"{folder}/runs/mine").held_out()
+        assert sum(len(labels) for _, labels in held_out.batches(4)) == 8
+    lines = []
+    subquad.report("moved/runs/mine", "report.html", scaling=False, log=lines.append)
+    assert not [line for line in lines if "no attention maps" in line]
+    (tmp_path / "moved" / "photos").rename(tmp_path / "moved" / "gone")
+    with pytest.raises(SubquadError, match=f"there is no folder .*photos in {tmp_path}"):
+        subquad.evaluate("moved/runs/mine")
+
+
+@pytest.mark.parametrize("begun", [None, 3, "\0", "~nobody"], ids=repr)
+@pytest.mark.parametrize("data", [None, "digits", "pathfinder:count=20", "\0", ["a"], "photos"], ids=repr)
+def test_what_a_run_says_of_its_data_stays_as_it_is_where_nothing_is_there(begun, data, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"paths_from": begun}))
+    assert place_of_data(tmp_path, data) == data
 
 
 def test_a_run_goes_on_with_its_own_recipe_only(tmp_path):

@@ -24,6 +24,12 @@ NAMES = {
 """What data may be called, besides the path of a folder or archive, and what it is."""
 
 
+def is_named(data: str) -> bool:
+    """Whether data are called by a name of `NAMES`, and not by a path."""
+    kind, slash, _ = data.partition("/")
+    return data in NAMES or data.partition(":")[0] in DRAWN or (bool(slash) and kind in ("torch", "hfds"))
+
+
 def load_dataset(
     name: str, *, split: str, data_dir: Path | str | None = None, strict: bool = False, max_images: int | None = None
 ) -> ImageDataset:

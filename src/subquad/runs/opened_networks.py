@@ -15,7 +15,7 @@ from subquad.models import restore
 from subquad.models.pretrained import source_of
 from subquad.models.restoring import made_beside
 from subquad.ranges import Pixels, checks_arguments
-from subquad.runs.run_folder import recipe_beside
+from subquad.runs.run_folder import place_of_data, recipe_beside
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
 from subquad.runs.transformers_classes import make_transformers
 from subquad.runs.transformers_folders import folder_of_transformers, open_transformers_folder
@@ -98,6 +98,8 @@ def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where
         opened = kind.opened(model.eval().to(where), note, recipe_beside(file.parent))
         check_opened(kind, opened)
     opened = replace(opened, made={"note": note | ({} if opened.data is None else {"data": opened.data})})
+    data, data_dir = (place_of_data(file.parent, place) for place in (opened.data, opened.data_dir))
+    opened = replace(opened, data=data, data_dir=data_dir)
     return opened.image_network(img_size) if isinstance(opened, ImageNetwork) else opened
 
 

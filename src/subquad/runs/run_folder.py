@@ -7,6 +7,7 @@ of what a run begins with: a folder without one holds no run.
 import csv
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from subquad.data.opening import is_named
+from subquad.data.walking import find_path
 from subquad.errors import SubquadError
 from subquad.holding import LOCK
 from subquad.reading import read_yaml
@@ -183,6 +186,10 @@ class RunFolder:
         """Write what the test set says of the run."""
         write_json(self._tested, row)
 
+    def way_here(self) -> str:
+        """The folder that relative paths of data start from, as seen from this one: both may move together."""
+        return os.path.relpath(Path.cwd(), self.path.resolve())
+
     def _names(self) -> list[str]:
         """What is in the folder, without what writing leaves for a moment."""
         return [name for entry in self.path.iterdir() if (name := entry.name) != LOCK and not is_aside(name)]
@@ -201,6 +208,24 @@ def recipe_beside(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SubquadError(f"{file} is damaged: it must hold lines of `field: value`")
     return content
+
+
+def place_of_data(folder: Path, data: str | None) -> str | None:
+    """Where the data of a run folder lie: a path that was relative is looked for where training was begun, too.
+
+    Args:
+        folder: of the run, which says in which folder its command was given.
+        data: a name or path of its recipe; what is there from here stays as it is.
+    """
+    facts = _read_json(RunFolder(folder).facts)
+    begun = facts.get("paths_from") if isinstance(facts, dict) else None
+    if not isinstance(data, str) or not isinstance(begun, str) or is_named(data):
+        return data
+    # what can be no path is refused where it is read
+    with suppress(SubquadError):
+        if not find_path(data).exists() and (there := find_path(folder.resolve() / begun / data)).exists():
+            return os.path.normpath(there)
+    return data
 
 
 def _read_json(file: Path) -> Any:

@@ -334,7 +334,7 @@ class Trainer:
 
     def _facts(self) -> dict[str, Any]:
         costs = {"params": self.params, "macs": self.macs}
-        about = {"creation": self.bare.creation, "images": self._counts()}
+        about = {"creation": self.bare.creation, "images": self._counts(), "paths_from": self.folder.way_here()}
         return describe_run(self.accelerator) | notes_of(self.task) | about | costs
 
     def _counts(self) -> list[int]:
