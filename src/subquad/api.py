@@ -23,6 +23,7 @@ from subquad.analysis import Findings, Study, query_maps
 from subquad.attention import ATTENTION
 from subquad.benchmarks import (
     describe_scaling,
+    is_mechanism,
     measure_blocks,
     measure_networks,
     measure_scaling,
@@ -375,7 +376,8 @@ def bench(
     """Time attention layers, or whole networks, beside softmax; a row for each name and size.
 
     Args:
-        names: mechanisms, or networks, one or several; all mechanisms if left out.
+        names: mechanisms, with settings as "inline:local=false" or without, or networks, one or several; all mechanisms
+            if left out.
         sizes: of mechanisms numbers of tokens, of networks pixels of a side; (196, 784, 3136) and (224, 448) if left
             out.
         log: hears what is measured.
@@ -386,7 +388,7 @@ def bench(
         SubquadError: a name or a setting is wrong, in one line.
     """
     wanted = _names_to_time(names, sizes, log)
-    layers = [name for name in wanted if name in ATTENTION]
+    layers = [name for name in wanted if is_mechanism(name)]
     if layers and len(layers) < len(wanted):
         raise SubquadError(f"{layers[0]} is a mechanism and not a network: measure mechanisms and networks apart")
     measure: Callable[..., list[Any]] = measure_blocks if layers else measure_networks
@@ -427,7 +429,7 @@ def tune(
         SubquadError: there is no CUDA device, or a name or a setting is wrong, in one line.
     """
     wanted = _names_to_time(names, sizes, log)
-    usual = (1024, 4096) if all(name in ATTENTION for name in wanted) else (224,)
+    usual = (1024, 4096) if all(is_mechanism(name) for name in wanted) else (224,)
     _check_known("tune", settings, _keywords_of(tune_tiles))
     return list(tune_tiles(wanted, usual if sizes is None else sizes, log=log, **settings))
 

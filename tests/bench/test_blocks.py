@@ -9,6 +9,7 @@ import pytest
 import torch
 from mechanisms import build, inputs_of
 
+import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.attention import traits_of
 from subquad.benchmarks import (
@@ -20,8 +21,10 @@ from subquad.benchmarks import (
     save_rows,
 )
 from subquad.benchmarks.floors import moved_bytes
+from subquad.benchmarks.layers_on_squares import layer_on_tokens
 from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.cli import main
+from subquad.models.assembling import settings_of
 from subquad.models.layers import projected_by
 from subquad.pages import bench_picture
 
@@ -54,6 +57,35 @@ def test_every_mechanism_is_measured_against_all_it_is_compared_with(backward):
         assert row.softmax_gain == row.softmax_ms / row.core_ms > 0
 
 
+BRANCHED = [name for name in ATTENTION if "local" in settings_of(name)]
+
+
+@pytest.mark.parametrize("name", BRANCHED)
+def test_settings_behind_a_name_are_those_of_the_layer_that_is_timed(name):
+    shape, device = (1, 16, 16), torch.device("cpu")
+    with_branch, without = (
+        layer_on_tokens(f"{name}:local={said}", shape, 2, device=device)[0].inner for said in ("true", "false")
+    )
+    own = {key for key, _ in with_branch.named_parameters()} - {key for key, _ in without.named_parameters()}
+    assert own and all("local" in key for key in own)
+    forced, *_ = layer_on_tokens(f"{name}:local=true", shape, 2, device=device, settings={"local": False})
+    assert not own & {key for key, _ in forced.inner.named_parameters()}
+
+
+@pytest.mark.parametrize("ops", [[], ["--ops"]], ids=str)
+def test_a_mechanism_with_settings_is_a_row_of_its_own(ops, tmp_path, capsys):
+    """It was no mechanism that is known, though create_model and train take it."""
+    names = ["inline", "inline:local=false", "linear:feature_map=elu,local=true"]
+    sizes = ["--tokens", "16", "25", "--dim", "16", "--num-heads", "2", "--repeats", "1"]
+    assert main(["bench", "--attention", *names, *sizes, *ops, "--picture", str(tmp_path / "lines.svg")]) == 0
+    said = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if "|" not in line]
+    assert [line for line in said if len(line) == 2 and line[0] in names and line[1] in ("16", "25")] == [
+        [name, number] for number in ("16", "25") for name in names
+    ]
+    rows = subquad.bench(names[1:], [16], dim=16, num_heads=2, repeats=1)
+    assert [row.mechanism for row in rows] == names[1:] and {row.textbook_ms for row in rows} == {None}
+
+
 def test_softmax_is_left_out_where_it_would_take_too_long():
     (row,) = measure_blocks(["linear", "softmax"], [64], dim=16, num_heads=2, repeats=1, max_softmax_tokens=49)
     assert row.mechanism == "linear" and row.softmax_ms is None and row.softmax_gain is None
@@ -70,6 +102,10 @@ def test_softmax_is_compared_with_where_its_textbook_form_would_fill_the_memory(
     ("settings", "message"),
     [
         ({"mechanisms": ["agnet"]}, "unknown attention 'agnet'"),
+        ({"mechanisms": ["agnet:local=false"]}, "unknown attention 'agnet'"),
+        ({"mechanisms": ["inline:locl=false"]}, "unknown setting of inline attention 'locl': did you mean local"),
+        ({"mechanisms": ["inline:local=maybe"]}, "local must be true or false, got 'maybe'"),
+        ({"mechanisms": ["inline+softmax"]}, "unknown attention 'inline.softmax'"),
         ({"tokens": [200]}, "200 tokens make no square grid: use 196 or 225"),
         ({"dtype": "fp64"}, "unknown dtype 'fp64'"),
         ({"num_heads": 5}, "5 heads do not divide a width of 192"),

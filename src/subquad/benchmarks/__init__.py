@@ -10,7 +10,7 @@ from subquad.benchmarks.blocks import (
     measure_blocks,
     save_rows,
 )
-from subquad.benchmarks.layers_on_squares import describe_device
+from subquad.benchmarks.layers_on_squares import describe_device, is_mechanism
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, images_table, make_images
 from subquad.benchmarks.scaling import (
@@ -48,6 +48,7 @@ __all__ = [
     "fitted_exponent",
     "growth_text",
     "images_table",
+    "is_mechanism",
     "make_images",
     "measure_blocks",
     "measure_networks",

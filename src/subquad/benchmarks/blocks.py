@@ -23,6 +23,7 @@ from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.textbook import TEXTBOOK
 from subquad.errors import SubquadError, check_suffix, unknown_name
 from subquad.models.assembling import settings_of
+from subquad.models.attention_names import parse_attention
 from subquad.ranges import check_positive
 from subquad.text import columns, counted
 from subquad.timing import interleaved_ms, timed_pass, warmed_up
@@ -102,9 +103,10 @@ def measure_blocks(
 ) -> list[BlockRow]:
     """Time attention layers on square grids; all parts of all mechanisms take turns within each repeat.
 
-    With `ops` the operations alone: without projections and without the branch that is local. Softmax, beside which all
-    are set, is left out above `max_softmax_tokens` (16,384 if not given, 65,536 on a GPU), where a repeat would take
-    seconds, and above 4,096 its textbook form, which writes its map out. With `compile` all that is timed is made by
+    Mechanisms may have settings behind their names, "inline:local=false", and have no textbook form then. With `ops`
+    the operations alone: without projections and without the branch that is local. Softmax, beside which all are set,
+    is left out above `max_softmax_tokens` (16,384 if not given, 65,536 on a GPU), where a repeat would take seconds,
+    and above 4,096 its textbook form, which writes its map out. With `compile` all that is timed is made by
     torch.compile, textbook forms too; with `graphs` passes are recorded as CUDA graphs, and what is timed is their
     replay. A mechanism whose repeats at a length would not fit what is left of `time_budget_s` is left out from there
     on, and `log` hears of it.
@@ -183,7 +185,8 @@ def _parts(
 
     The number comes with the shape of each of them, which is wider than the layer's where a mechanism has more heads.
     """
-    settings = {"local": False} if ops and "local" in settings_of(name) else {}
+    mechanism, own = parse_attention(name)
+    settings = {"local": False} if ops and "local" in settings_of(mechanism) else {}
     layer, x, grid = layer_on_tokens(
         name, shape, num_heads, device=device, dtype=dtype, backward=backward, settings=settings
     )
@@ -212,8 +215,9 @@ def _parts(
     parts: dict[str, Callable[[], Any]] = {"core": core}
     if not ops:
         parts |= {"block": lambda: layer(x, grid=grid), "projections": projections}
-    if name in TEXTBOOK and (shape[1] <= 4096 or not traits_of(layer.inner).quadratic):
-        parts["textbook"] = lambda: TEXTBOOK[name](layer.inner, supply(), grid)
+    # the textbook's forms are of the mechanisms as published
+    if not own and mechanism in TEXTBOOK and (shape[1] <= 4096 or not traits_of(layer.inner).quadratic):
+        parts["textbook"] = lambda: TEXTBOOK[mechanism](layer.inner, supply(), grid)
     if compile:
         # each is a graph of its own, and all lambdas are of the same few lines
         torch._dynamo.config.recompile_limit = sys.maxsize

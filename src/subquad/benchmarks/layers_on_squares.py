@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from subquad.attention import ATTENTION
-from subquad.errors import SubquadError, reason_of, unknown_name
+from subquad.errors import SubquadError, UnknownSettingError, reason_of, unknown_name
 from subquad.grid import TokenGrid
+from subquad.models.assembling import settings_of
+from subquad.models.attention_names import parse_attention
 from subquad.models.layers import SelfAttention
 
 
@@ -25,20 +27,32 @@ def layer_on_tokens(
     backward: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[SelfAttention, Tensor, TokenGrid]:
-    """An attention layer with a mechanism of these settings, random tokens (b, n, c), and the square that they fill."""
+    """An attention layer with a mechanism, random tokens (b, n, c), and the square that they fill.
+
+    The mechanism may have settings behind its name, "inline:local=false"; `settings` are stronger.
+    """
     dim, grid = shape[2], square(shape[1])
     if dim % num_heads:
         raise SubquadError(f"{num_heads} heads do not divide a width of {dim}: choose num_heads among its divisors")
-    layer = SelfAttention(dim, num_heads, partial(ATTENTION[name], **(settings or {})), grid=grid)
+    mechanism, own = parse_attention(name)
+    layer = SelfAttention(dim, num_heads, partial(ATTENTION[mechanism], **own | dict(settings or {})), grid=grid)
     x = torch.randn(shape, device=device, dtype=dtype, requires_grad=backward)
     return layer.to(device=device, dtype=dtype).eval(), x, grid
 
 
 def check_mechanisms(names: Sequence[str]) -> None:
-    """Raise for a name that is none of a mechanism."""
-    for name in names:
-        if name not in ATTENTION:
-            raise unknown_name("attention", name, ATTENTION)
+    """Raise for a name that is none of a mechanism, and for a setting behind it that is none of its own."""
+    for mechanism, own in map(parse_attention, names):
+        if mechanism not in ATTENTION:
+            raise unknown_name("attention", mechanism, ATTENTION)
+        for key in own:
+            if key not in (known := settings_of(mechanism)):
+                raise unknown_name(f"setting of {mechanism} attention", key, known, UnknownSettingError)
+
+
+def is_mechanism(name: str) -> bool:
+    """Whether what is to be timed is a mechanism, with settings or without, and not a network."""
+    return ":" in name or name in ATTENTION
 
 
 def square(length: int) -> TokenGrid:

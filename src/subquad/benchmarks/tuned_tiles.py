@@ -7,9 +7,8 @@ from functools import partial
 
 import torch
 
-from subquad.attention import ATTENTION
 from subquad.benchmarks.blocks import dtype_of
-from subquad.benchmarks.layers_on_squares import check_mechanisms, describe_device, layer_on_tokens
+from subquad.benchmarks.layers_on_squares import check_mechanisms, describe_device, is_mechanism, layer_on_tokens
 from subquad.errors import unknown_name
 from subquad.kernels.triton.tuning import Tuned, check_tunable, tune
 from subquad.models import VARIANTS, create_model
@@ -52,25 +51,25 @@ def tune_tiles(
     Raises:
         SubquadError: there is no CUDA device, or a name or size is wrong, in one line.
     """
-    networks = [name for name in names if name not in ATTENTION]
+    networks = [name for name in names if not is_mechanism(name)]
     for name in networks:
         if name not in VARIANTS and name not in NETWORKS:
             raise unknown_name("model", name, [*VARIANTS, *NETWORKS])
-    check_mechanisms([name for name in names if name in ATTENTION])
+    check_mechanisms([name for name in names if is_mechanism(name)])
     kind, device = dtype_of(dtype), torch.device(device)
     check_tunable(device)
     describe_device(device)
     end = None if minutes is None else time.monotonic() + 60 * minutes
     found: list[Tuned] = []
     for name, size in itertools.product(names, sizes):
-        if name in ATTENTION:
+        if is_mechanism(name):
             shape = (batch_size, size, dim)
             layer, x, grid = layer_on_tokens(name, shape, num_heads, device=device, dtype=kind, backward=backward)
             compute = partial(layer, x, grid=grid)
         else:
             model = create_model(name, img_size=size).to(device=device, dtype=kind).eval()
             compute = partial(model, torch.randn(batch_size, 3, size, size, device=device, dtype=kind))
-        log(f"{name}, {size} {'tokens' if name in ATTENTION else 'px'}")
+        log(f"{name}, {size} {'tokens' if is_mechanism(name) else 'px'}")
         left = None if end is None else (end - time.monotonic()) / 60
         found += tune(timed_pass(compute, backward), device=device, again=again, minutes=left, log=log)
     return found

@@ -36,7 +36,8 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--reuse", type=whole, help="there: 1 matches once for all blocks of a level")
     text = "of networks; 224 448 if left out"
     sub.add_argument("--img-size", nargs="+", type=positive, metavar="PX", help=text)
-    sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
+    named = "with settings, as inline:local=false, or without; all of them if left out"
+    sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help=named)
     sub.add_argument("--tokens", nargs="+", type=positive, help="square numbers; 196 784 3136 if left out")
     sub.add_argument("--dim", type=positive, help="channels; 192 if left out")
     sub.add_argument("--num-heads", type=positive, help="heads; 3 if left out")

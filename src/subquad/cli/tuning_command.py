@@ -17,7 +17,8 @@ _USUAL: dict[str, dict[str, Any]] = {
 def add_commands(commands: Commands) -> None:
     """The command `tune`."""
     sub = commands.add("tune", run_tune)
-    sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help="all of them if left out")
+    named = "with settings, as inline:local=false, or without; all of them if left out"
+    sub.add_argument("--attention", dest="mechanisms", nargs="+", metavar="NAME", help=named)
     sub.add_argument("--tokens", nargs="+", type=positive, help="of layers: square numbers; 1024 4096 if left out")
     sub.add_argument("--dim", type=positive, help="channels of layers; 192 if left out")
     sub.add_argument("--num-heads", type=positive, help="heads of layers; 3 if left out")
