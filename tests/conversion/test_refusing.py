@@ -1,5 +1,7 @@
 """Networks that can't be converted are refused by the name of what is not known, and left as they are."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -39,6 +41,19 @@ def test_other_networks_are_refused_by_name(name):
     assert "\n" not in str(caught.value)
     assert [type(module) for module in model.modules()] == kinds
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("optimized", [False, True], ids=["as it is", "optimized"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_one_image_without_a_batch_is_called_so(name, optimized):
+    """It was what each library says of its own unpacking: not enough values, expected 4, got 3."""
+    student = subquad.convert(teacher(name), "linear")
+    student = subquad.optimize(student) if optimized else student
+    x = images(64, 64)[0]
+    said = r"takes images \(b, 3, height, width\), got \(3, 64, 64\): x\[None\] makes a batch of one image"
+    for call in [partial(student, x), *([partial(student, pixel_values=x)] if "transformers" in name else [])]:
+        with pytest.raises(SubquadError, match=said):
+            call()
 
 
 def test_unets_have_a_function_of_their_own():

@@ -93,10 +93,7 @@ class GridRecorder:
                 conversion.
         """
         if isinstance(module, nn.Conv2d) and isinstance(image, Tensor) and image.dim() == 3:
-            raise SubquadError(
-                "a converted network takes batches of images (b, channels, height, width), and got one image: x[None] "
-                "makes a batch of it"
-            )
+            raise _no_batch(module, arguments[0])
         if not isinstance(image, Tensor) or image.dim() != 4:
             kind = type(module).__name__
             raise SubquadError(f"the patch embedding, now a {kind} that gives no map (b, c, y, x), {REPLACED}")
@@ -269,8 +266,16 @@ class Follower:
     def __call__(self, module: nn.Module, arguments: Any) -> None:
         """What a hook in front of the module is called with."""
         embedding = self._embedding(module)
+        if self._is_near and arguments and _is_one_image(arguments[0], embedding):
+            # networks ask for four axes before their embedding is asked, each in its own way
+            raise _no_batch(embedding, arguments[0])
         if embedding is None or not self._is_heard(embedding):
             self._listen_again(module, embedding)
+
+    @property
+    def _is_near(self) -> bool:
+        """Whether what this module is called with first are the images: what is further out may take others."""
+        return self.path.count(".") < 2
 
     def _embedding(self, module: nn.Module) -> nn.Module | None:
         """What stands in the embedding's place, if anything."""
@@ -290,6 +295,19 @@ class Follower:
         if embedding is None:
             raise SubquadError(f"the patch embedding {self.path} of a {type(module).__name__} {REPLACED}")
         embedding.register_forward_hook(self.recorder)
+
+
+def _is_one_image(x: Any, embedding: Any) -> bool:
+    """Whether these are the colours of one image, which have no batch axis, for an embedding that takes batches."""
+    if not isinstance(embedding, nn.Conv2d) or not isinstance(x, Tensor):
+        return False
+    # of a single channel may be what becomes a batch of images further in, as the spectra of sounds
+    return x.dim() == 3 and x.is_floating_point() and 1 < embedding.in_channels == x.shape[0]
+
+
+def _no_batch(embedding: Any, x: Tensor) -> SubquadError:
+    wanted = f"a converted network takes images (b, {embedding.in_channels}, height, width)"
+    return SubquadError(f"{wanted}, got {tuple(x.shape)}: x[None] makes a batch of one image")
 
 
 def listen(model: nn.Module, path: str, recorder: GridRecorder) -> None:
