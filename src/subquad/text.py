@@ -1,7 +1,7 @@
 """Numbers and tables as text, for people."""
 
-from collections.abc import Sequence
-from unicodedata import category
+from collections.abc import Iterator, Sequence
+from unicodedata import category, east_asian_width
 
 
 def si(number: float) -> str:
@@ -31,10 +31,35 @@ def counted(number: int, what: str) -> str:
 
 def columns(lines: Sequence[Sequence[str]]) -> str:
     """A table for a terminal, the first line its head: words on the left, numbers on the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
+    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(_in_columns(line, widths)).rstrip() for line in lines)
+
+
+def _in_columns(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for place, (cell, width) in enumerate(zip(line, widths, strict=True)):
+        space = " " * (width - columns_of(cell))
+        yield space + cell if place else cell + space
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a text takes: East Asian letters two each, marks on other letters none."""
+    return sum(
+        0 if category(letter) in ("Mn", "Me", "Cf") else 2 if east_asian_width(letter) in ("W", "F") else 1
+        for letter in text
     )
+
+
+def padded(text: str, width: int) -> str:
+    """Text with spaces behind it, so that it takes `width` columns of a terminal."""
+    return text + " " * (width - columns_of(text))
+
+
+def shorten(text: str, width: int) -> str:
+    """Text in at most `width` columns of a terminal."""
+    if columns_of(text) <= width:
+        return text
+    end = max(end for end in range(len(text)) if columns_of(text[:end]) < width)
+    return f"{text[:end]}…"
 
 
 def one_line(words: object, most: int = 200) -> str:

@@ -1,6 +1,7 @@
 """The confusion matrix: readable at 80 columns, complete in its files."""
 
 import csv
+import warnings
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from subquad.errors import SubquadError
 from subquad.tasks.confusion import confused_pairs, confusion_text, save_confusion
 from subquad.tasks.segmentation.intersection_over_union import judge_confusion
 from subquad.tasks.segmentation.trained_segmenter import SceneJudgement
+from subquad.text import columns, columns_of, padded, shorten
 
 ANIMALS = ("cat", "dog", "bird")
 SMALL = torch.tensor([[8, 2, 0], [1, 9, 0], [0, 3, 7]])
@@ -27,6 +29,33 @@ def test_a_few_classes_are_shown_as_a_matrix():
         "1 dog  1 9 ·",
         "2 bird · 3 7",
     ]
+
+
+def test_names_that_take_two_columns_a_letter_leave_numbers_below_each_other():
+    """Counted by letters they pushed the numbers of their row to the right."""
+    assert confusion_text(SMALL, ("猫", "e\u0301cureuil", "bird")).splitlines() == [
+        "rows true, columns predicted, images",
+        "           0 1 2",
+        "0 猫       8 2 ·",
+        "1 e\u0301cureuil 1 9 ·",
+        "2 bird     · 3 7",
+    ]
+    assert columns([["class", "IoU"], ["猫の写真", "1.00"]]) == "class      IoU\n猫の写真  1.00"
+
+
+@pytest.mark.parametrize("width", range(1, 12))
+@pytest.mark.parametrize("name", ["日本語のクラス", "a name", "e\u0301" * 9, "", "a日b本"])
+def test_a_shortened_name_takes_no_more_columns_than_it_may(name, width):
+    short = shorten(name, width)
+    assert columns_of(short) <= width and (short == name or short.endswith("…"))
+    assert (columns_of(name) <= width) == (short == name) and columns_of(padded(short, width)) == width
+
+
+def test_names_that_no_font_has_are_drawn_without_a_line_about_each_letter(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_confusion(SMALL, ("日本語", "\U0001f469", "bird"), tmp_path / "confusion")
+    assert (tmp_path / "confusion.png").stat().st_size and "日本語" in (tmp_path / "confusion.csv").read_text()
 
 
 def test_classes_called_by_numbers_are_not_numbered_twice():

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from subquad.errors import SubquadError
-from subquad.tasks.figures import INK, MUTED, new_figure, save_figure, shorten
+from subquad.tasks.figures import INK, MUTED, any_letters, new_figure, save_figure
+from subquad.text import columns_of, padded, shorten
 from subquad.writing import replacing
 
 MATRIX_CLASSES = 20
@@ -20,7 +21,7 @@ _NAMED_CLASSES = 60
 
 
 def confusion_text(confusion: Tensor, classes: Sequence[str], width: int = 80) -> str:
-    """The confusion matrix (rows true) in lines of at most `width` letters.
+    """The confusion matrix (rows true) in lines of at most `width` columns of a terminal.
 
     Of many classes only the pairs that are confused most. In a narrow space numbers are percent of a row.
     """
@@ -28,7 +29,7 @@ def confusion_text(confusion: Tensor, classes: Sequence[str], width: int = 80) -
     if len(classes) > MATRIX_CLASSES:
         return _pairs_text(confusion, classes, width)
     heads = _row_heads(classes)
-    label = max(map(len, heads))
+    label = max(map(columns_of, heads))
     room = (width - label) // len(classes)
     cell = max(len(str(int(confusion.max()))), len(str(len(classes) - 1))) + 1
     unit = "images"
@@ -42,7 +43,7 @@ def confusion_text(confusion: Tensor, classes: Sequence[str], width: int = 80) -
     lines.append(" " * label + "".join(f"{place:>{cell}}" for place in range(len(classes))))
     for head, row in zip(heads, confusion.tolist(), strict=True):
         cells = "".join(f"{'·' if number < 0 else int(number):>{cell}}" for number in row)
-        lines.append(f"{shorten(head, label):<{label}}{cells}")
+        lines.append(f"{padded(shorten(head, label), label)}{cells}")
     return "\n".join(lines)
 
 
@@ -97,10 +98,10 @@ def _pairs_text(confusion: Tensor, classes: Sequence[str], width: int) -> str:
         return lines[0]
     lines.append(shorten("true → predicted, images and percent of the true class:", width))
     room = (width - 21) // 2
-    space = max(min(room, len(classes[place])) for pair in pairs for place in pair[:2])
+    space = max(min(room, columns_of(classes[place])) for pair in pairs for place in pair[:2])
     for true, predicted, count in pairs:
         share = 100 * count / int(confusion[true].sum())
-        names = f"{shorten(classes[true], room):<{space}} → {shorten(classes[predicted], room):<{space}}"
+        names = " → ".join(padded(shorten(classes[place], room), space) for place in (true, predicted))
         lines.append(f"  {names}{count:>7}{share:>6.1f} %")
     return "\n".join(lines)
 
@@ -126,7 +127,8 @@ def _save_picture(confusion: Tensor, classes: Sequence[str], path: Path, counted
             colour = "white" if shares[true, predicted] > 0.5 else INK
             number = str(int(confusion[true, predicted]))
             axes.text(predicted, true, number, ha="center", va="center", color=colour, fontsize=8)
-    figure.tight_layout()
+    with any_letters():
+        figure.tight_layout()
     save_figure(figure, path)
 
 

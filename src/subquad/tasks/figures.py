@@ -1,5 +1,8 @@
 """What all pictures of results share: matplotlib where there is one, files written whole or not at all."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,14 @@ def check_picture(path: Path) -> None:
     _format_of(new_figure(1, 1), path)
 
 
+@contextmanager
+def any_letters() -> Iterator[None]:
+    """Letters that no font has are boxes in a picture, without matplotlib's lines about each of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        yield
+
+
 def save_figure(figure: Any, path: Path, *, cropped: bool = False) -> None:
     """Write `figure` in the format that the ending of `path` names; `cropped` to what is drawn, or grown to hold it."""
     kind = _format_of(figure, path)
@@ -31,7 +42,7 @@ def save_figure(figure: Any, path: Path, *, cropped: bool = False) -> None:
     # text of an SVG stays text, and the same picture gives the same file
     date = {"svg": "Date", "pdf": "CreationDate"}.get(kind)
     undated = {"metadata": {date: None}} if date else {}
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "subquad"}), replacing(path) as aside:
+    with any_letters(), rc_context({"svg.fonttype": "none", "svg.hashsalt": "subquad"}), replacing(path) as aside:
         figure.savefig(aside, format=kind, dpi=150, bbox_inches="tight" if cropped else None, **undated)
 
 
@@ -41,8 +52,3 @@ def _format_of(figure: Any, path: Path) -> str:
     if kind not in formats:
         raise SubquadError(f"can't write a picture to {path}: its name must end in one of .{', .'.join(formats)}")
     return kind
-
-
-def shorten(name: str, length: int) -> str:
-    """`name` in at most `length` letters."""
-    return name if len(name) <= length else f"{name[: length - 1]}…"

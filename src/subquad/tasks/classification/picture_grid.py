@@ -7,7 +7,8 @@ from typing import Any
 
 from subquad.data.decoding import read_named_image
 from subquad.errors import SubquadError
-from subquad.tasks.figures import INK, MUTED, WRONG, new_figure, save_figure, shorten
+from subquad.tasks.figures import INK, MUTED, WRONG, new_figure, save_figure
+from subquad.text import shorten
 
 _CELL = 1.6
 _CAPTION = 0.5
