@@ -2,6 +2,7 @@
 
 import os
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,35 @@ def test_held_out_reviews_are_not_trained_on(sources):
 def test_long_texts_are_cut_and_few_are_kept(sources):
     data = load_sequences("text", split="train", max_sequences=4, **{**sources["text"], "max_length": 5})
     assert len(data) == 4 and (data[0][0] > 0).all()
+
+
+LONGER = {
+    "listops": {"settings": {"count": 100, "shortest": 5, "longest": 40}},
+    "pathfinder": {"settings": {"count": 200_000, "size": 64}},
+    "image": {},
+}
+
+
+@pytest.mark.parametrize("task", LONGER)
+def test_what_is_worth_nothing_without_its_end_is_not_cut(task, sources):
+    """Of 64×64 px the first quarter was read, without a word, and expressions without their end."""
+    given = {**sources[task], **LONGER[task]}
+    needed = {"listops": 40, "pathfinder": 4096, "image": 1024}[task]
+    said = rf"^sequences of {task} have up to {needed} tokens, and {needed - 1} of them .* give max_length {needed}, or"
+    with pytest.raises(SubquadError, match=said):
+        load_sequences(task, split="train", **given | {"max_length": needed - 1})
+    # and in front of all drawing
+    assert task == "image" or not (Path(os.environ["SUBQUAD_HOME"])).exists()
+
+
+def test_every_task_that_has_settings_is_refused_another_place_of_its_data(sources, tmp_path):
+    """They named data that were not looked at."""
+    made = [task for task, what in SEQUENCES.items() if what.settings]
+    assert made == ["listops", "pathfinder"] == [task for task, what in SEQUENCES.items() if what.needed]
+    for task in made:
+        said = rf"^{task} is generated and not read from {tmp_path}: leave out data_dir"
+        with pytest.raises(SubquadError, match=said):
+            load_sequences(task, split="train", **sources[task], data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("task", [name for name, what in SEQUENCES.items() if what.drawn])

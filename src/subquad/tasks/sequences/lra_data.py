@@ -40,15 +40,18 @@ class Source:
     Attributes:
         read: symbols from 1 on.
         labels: indices into `classes`.
+        needed: tokens that none of them has more than, where what is cut off would leave labels that nothing tells.
     """
 
     read: Read
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
+    needed: int = 0
 
     def part(self, places: Sequence[int]) -> "Source":
         """Only those at `places`."""
-        return Source(lambda index: self.read(places[index]), self.labels[np.asarray(places, int)], self.classes)
+        labels = self.labels[np.asarray(places, int)]
+        return Source(lambda index: self.read(places[index]), labels, self.classes, self.needed)
 
 
 class SequenceDataset(Dataset):
@@ -94,11 +97,14 @@ def load_sequences(
     Args:
         task: one of `SEQUENCES`.
         split: "train", "validation" or "test".
-        max_length: tokens of a sequence at most; what is behind them is cut off.
+        max_length: tokens of a sequence at most; what is behind them of a text is cut off.
         data_dir: where CIFAR-10, IMDb or the pairs of AAN are.
         settings: of what is generated: `count`, `seed`, and for listops `shortest` and `longest`, for pathfinder those
             of `pathfinder.Setting`.
         max_sequences: keep so many at most, the classes in proportion; of those that are drawn, from the first ones.
+
+    Raises:
+        SubquadError: there are no such data; or expressions or pictures are longer than `max_length`.
     """
     if task not in SEQUENCES:
         raise unknown_name("task", task, SEQUENCES)
@@ -108,12 +114,27 @@ def load_sequences(
     for name in settings:
         if name not in what.settings:
             raise unknown_name(f"setting of the data of {task}", name, what.settings or {"it has none"})
+    if what.needed is not None:
+        if data_dir:
+            raise SubquadError(f"{task} is generated and not read from {data_dir}: leave out data_dir")
+        # generating can take minutes
+        _check_length(task, what.needed(settings), max_length)
     if what.drawn:
         settings["most"] = max_sequences
     source = what.load(split, find_path(data_dir) if data_dir else None, **settings)
+    _check_length(task, source.needed, max_length)
     if max_sequences is not None:
         source = source.part(thin_out(source.labels.tolist(), max_sequences))
     return SequenceDataset(source, task, max_length)
+
+
+def _check_length(task: str, needed: int, max_length: int) -> None:
+    """Raise where sequences would be cut that mean nothing without their end."""
+    if needed > max_length:
+        raise SubquadError(
+            f"sequences of {task} have up to {needed} tokens, and {max_length} of them would be read, without the rest "
+            f"of which nothing tells the answer: give max_length {needed}, or other data_settings"
+        )
 
 
 def _listops(split: str, data_dir: Path | None, **settings: Any) -> Source:
@@ -131,7 +152,8 @@ def _image(split: str, data_dir: Path | None) -> Source:
     images = load_dataset("cifar10", split=name, data_dir=data_dir, strict=True)
     label = f"cifar10-grey-{name}-{len(images)}-{_stamp(images):08x}"
     grey = kept(label, lambda: _all_grey(images), count=len(images))["images"]
-    source = Source(lambda index: [_symbols(grey[index])], np.asarray(images.labels, np.int64), images.classes)
+    labels = np.asarray(images.labels, np.int64)
+    source = Source(lambda index: [_symbols(grey[index])], labels, images.classes, needed=grey[0].size)
     if split == "test":
         return source
     train, validation = hold_out(list(images.labels))
@@ -246,6 +268,12 @@ def _bytes(text: bytes) -> NDArray[np.int64]:
     return np.frombuffer(text, np.uint8).astype(np.int64) + 1
 
 
+def _number_in(settings: Mapping[str, Any], name: str, usual: int) -> int:
+    """A setting; one that is no number is refused where data are made."""
+    value = settings.get(name, usual)
+    return value if type(value) is int else 0
+
+
 @dataclass(frozen=True)
 class SequenceTask:
     """A task.
@@ -259,6 +287,7 @@ class SequenceTask:
         drawn: whether no more of them need be generated than are wanted.
         what: it is, in a few words.
         settings: what its data can be told, where they are generated.
+        needed: of generated data, the tokens of the longest sequence that such settings give.
     """
 
     load: Callable[..., Source]
@@ -269,6 +298,7 @@ class SequenceTask:
     padded: bool = True
     drawn: bool = False
     settings: frozenset[str] = frozenset()
+    needed: Callable[[Mapping[str, Any]], int] | None = None
 
 
 SEQUENCES = {
@@ -278,6 +308,7 @@ SEQUENCES = {
         10,
         "the value of nested operations on digits",
         settings=frozenset({"count", "seed", "shortest", "longest"}),
+        needed=lambda settings: _number_in(settings, "longest", 1999),
     ),
     "image": SequenceTask(_image, 257, 10, "CIFAR-10 in grey, pixel by pixel", padded=False),
     "pathfinder": SequenceTask(
@@ -288,6 +319,7 @@ SEQUENCES = {
         padded=False,
         drawn=True,
         settings=frozenset({"count", "seed", *pathfinder.Setting.__dataclass_fields__}),
+        needed=lambda settings: _number_in(settings, "size", pathfinder.Setting.size) ** 2,
     ),
     "text": SequenceTask(_text, 257, 2, "the opinion of film reviews, byte by byte"),
     "retrieval": SequenceTask(_retrieval, 257, 2, "whether papers cite each other, byte by byte", pairs=True),
