@@ -235,3 +235,11 @@ def test_only_the_command_itself_takes_signals_and_imports_late(monkeypatch, pro
     monkeypatch.setattr(sys, "argv", [program])
     monkeypatch.setattr(sys, "orig_argv", interpreter)
     assert starting.is_command() is is_it
+
+
+@pytest.mark.parametrize("program", ["/somewhere/subquad/__main__.py", "/somewhere/bin/subquad", "mine.py"])
+def test_a_command_is_kept_as_it_can_be_typed_again(monkeypatch, program):
+    """Cards and pages named the file in the environment that it was run from."""
+    monkeypatch.setattr(sys, "argv", [program, "train", "--data", "a b"])
+    said = "mine.py" if program == "mine.py" else "subquad"
+    assert starting.command_line() == f"{said} train --data 'a b'"

@@ -25,6 +25,13 @@ def is_command() -> bool:
     return name in ("subquad", "subquad.exe")
 
 
+def command_line() -> str:
+    """What this process was called with, as it can be typed again: our command by its name, not by where it lies."""
+    import shlex
+
+    return shlex.join(["subquad", *sys.argv[1:]] if is_command() else sys.argv)
+
+
 def open_what_is_closed() -> None:
     """Give a process that was started without stdin, stdout or stderr (`>&-`, some daemons) ones that lead nowhere.
 

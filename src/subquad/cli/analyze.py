@@ -1,13 +1,12 @@
 """`subquad analyze`."""
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 
 from subquad.cli.parser import Commands
 from subquad.cli.released_weights import add_network, sources_of
 from subquad.flags import folder_to_write, pixels, positive, to_read, whole
+from subquad.starting import command_line
 
 MEASURES = (
     "entropy",
@@ -61,7 +60,7 @@ def run_analyze(arguments: argparse.Namespace) -> None:
 
     settings = {name: value for name, value in vars(arguments).items() if name in _SETTINGS}
     settings["branches"] = not arguments.no_branches
-    command = shlex.join(sys.argv)
+    command = command_line()
     api.analyze(sources_of(arguments), arguments.output, command=command, log=print, **settings)
     print(f"analysis.html, analysis.csv and analysis.json are in {arguments.output}")
 

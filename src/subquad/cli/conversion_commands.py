@@ -2,11 +2,10 @@
 
 import argparse
 import dataclasses
-import shlex
-import sys
 
 from subquad.cli.parser import Commands
 from subquad.flags import Number, folder_to_write, not_negative, pixels, positive, share, whole
+from subquad.starting import command_line
 
 USUAL = {
     "attention": "agent",
@@ -118,7 +117,7 @@ def run_convert(arguments: argparse.Namespace) -> None:
             print(f"{output} holds the converted network already, and not its page: it was broken off there")
         else:
             # both networks are let go of before the page opens them again; what was measured is kept by then
-            print(convert_run(plan, output, command=shlex.join(sys.argv), log=print, **settings).text)
+            print(convert_run(plan, output, command=command_line(), log=print, **settings).text)
         api.report(output, page, log=print)
     except KeyboardInterrupt as stop:
         if not (output / PLAN).is_file():

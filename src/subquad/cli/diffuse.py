@@ -1,14 +1,13 @@
 """`subquad diffuse`."""
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from subquad.cli.parser import Commands
 from subquad.errors import SubquadError, shown
 from subquad.flags import folder_to_write, not_negative, number, positive, seed, share, whole
+from subquad.starting import command_line
 
 
 def downsample(text: str) -> int:
@@ -96,7 +95,7 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
         from subquad.pages import write_images_page
 
         page = arguments.output / "compare.html"
-        write_images_page(page, rows, summary, command=shlex.join(sys.argv), note=note)
+        write_images_page(page, rows, summary, command=command_line(), note=note)
         print(f"the page is {page}")
 
 

@@ -2,9 +2,7 @@
 
 import os
 import platform
-import shlex
 import statistics
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +16,7 @@ import torch
 from subquad.errors import SubquadError
 from subquad.instructions import slow_in_bf16
 from subquad.models import attention_label
+from subquad.starting import command_line
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.task import Row, Task
 from subquad.text import counted, si, speed_text
@@ -71,7 +70,7 @@ def describe_run(accelerator: Any) -> dict[str, Any]:
     if accelerator.device.type == "cuda":
         device = torch.cuda.get_device_name(accelerator.device)
     return {
-        "command": shlex.join(sys.argv),
+        "command": command_line(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), "subquad": __version__}
         | {name: version(name) for name in ("torch", "timm", "accelerate")},
