@@ -144,6 +144,8 @@ def test_a_hub_that_refuses_is_one_line(tmp_path, monkeypatch):
     for act in (lambda: subquad.open_trained("hf-hub:me/none"), lambda: subquad.runs.upload(RUN, "me/none")):
         with pytest.raises(SubquadError, match=r"me/none can't be .*401 Client Error. Repository Not Found"):
             act()
+    with pytest.raises(SubquadError, match=r"me/none .* Not Found; `hf auth login` .* local-dir:FOLDER"):
+        subquad.runs.upload(RUN, "me/none")
     with pytest.raises(SubquadError, match="no weight file at"):
         subquad.open_trained(f"local-dir:{tmp_path}")
     with pytest.raises(SubquadError):

@@ -674,6 +674,8 @@ def test_a_file_answers_for_the_network_that_it_was_written_of_alone():
     ):
         with pytest.raises(SubquadError, match=message):
             InEngine(network, run, "n.pt2")(images)
+    with pytest.raises(SubquadError, match="does not take 1 image of 8×8 px"):
+        InEngine(network, lambda x: throw(ValueError("no")), "n.pt2")(images[:1])
     with pytest.raises(SubquadError, match="networks that take lists of images, as detectors do"):
         InEngine(network, network)(list(images))
 

@@ -11,6 +11,7 @@ from subquad.errors import SubquadError, reason_of, unknown_name
 from subquad.exports.exporting import exporter_named
 from subquad.exports.formats import EXPORTERS, Runner
 from subquad.ranges import checks_arguments
+from subquad.text import counted
 
 
 @checks_arguments
@@ -102,7 +103,7 @@ class InEngine(nn.Module):
                 return answer[: len(images)]
         height, width = images.shape[2:]
         raise SubquadError(
-            f"{self.name} does not take {len(images)} images of {height}×{width} px: write it with "
+            f"{self.name} does not take {counted(len(images), 'image')} of {height}×{width} px: write it with "
             f"--dynamic batch,size, or judge it with the number and size of images it was written for (--batch-size "
             f"and --img-size, where the command has them): "
             f"{reason_of(errors[0])}"

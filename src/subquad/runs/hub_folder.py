@@ -88,7 +88,11 @@ def upload(source: Path | str, repository: str, *, private: bool = False) -> str
             api.upload_folder(repo_id=repository, folder_path=place, commit_message="Upload with subquad")
         except Exception as error:
             # its library has many, and those of the libraries below it
-            raise SubquadError(f"{repository} can't be uploaded to: {one_line(reason_of(error), 300)}") from None
+            reason = one_line(reason_of(error), 300).rstrip(".")
+            raise SubquadError(
+                f"{repository} can't be uploaded to: {reason}; `hf auth login` takes a token, and local-dir:FOLDER in "
+                "the repository's place writes the same files to a folder"
+            ) from None
     return str(link)
 
 
