@@ -85,9 +85,9 @@ def entropy_with(model: Any, batches: Sequence[Tensor], power: float) -> list[fl
     model = deepcopy(model)
     for layer in model.modules():
         if isinstance(layer, PolaAttention):
-            # powers are 1 + alpha·sigmoid; 50 is as good as infinity
-            share = torch.tensor((power - 1) / layer.alpha)
-            layer.power.data.fill_(float(torch.logit(share).clamp(-50, 50)))
+            # powers are 1 + alpha·sigmoid(0)
+            layer.alpha = 2 * (power - 1)
+            layer.power.data.zero_()
     return by_layer(model, batches, "entropy")["entropy"]
 
 

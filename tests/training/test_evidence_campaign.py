@@ -75,6 +75,10 @@ def test_entropy_with_other_powers_changes_nothing_else(evidence):
     with substituted(PolaAttention, "powers", lambda layer: torch.full_like(layer.power, 2.0)), use_backend("eager"):
         replaced = by_layer(model, batches, "entropy")["entropy"]
     assert entropy_with(model, batches, 2.0) == pytest.approx(replaced, rel=1e-4)
+    # nor does it matter which powers could have been learned, if any
+    narrow = create_model("deit_tiny", attention="pola:alpha=0", num_classes=2, **sizes).eval()
+    narrow.load_state_dict(model.state_dict())
+    assert entropy_with(narrow, batches, 2.0) == pytest.approx(replaced, rel=1e-4)
 
 
 def test_results_wait_for_each_other(evidence, tmp_path):
