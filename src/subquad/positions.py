@@ -54,14 +54,15 @@ def resampled(image: Tensor, shape: tuple[int, ...], mode: str, *, antialias: bo
     return F.interpolate(wide, shape, mode=mode).to(image.dtype)
 
 
-def _centres(old: int, new: int, like: Tensor) -> Tensor:
-    """Where `new` places along a line lie among `old` ones."""
-    return (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * (old / new) - 0.5
+def _centres(old: int, new: int, like: Tensor, step: float | None) -> Tensor:
+    """Where `new` places along a line lie among `old` ones: `step` apart, or so that both reach equally far."""
+    step = old / new if step is None else step
+    return (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * step - 0.5
 
 
-def linear(old: int, new: int, like: Tensor) -> Tensor:
+def linear(old: int, new: int, like: Tensor, step: float | None = None) -> Tensor:
     """The matrix (new, old) of linear resampling along a line, without aligned corners."""
-    places = _centres(old, new, like)
+    places = _centres(old, new, like, step)
     sources = torch.arange(old, dtype=like.dtype, device=like.device)
     return (1 - (places.clamp(0, old - 1)[:, None] - sources).abs()).clamp(min=0)
 
@@ -81,12 +82,12 @@ def smooth_bicubic(old: int, new: int, like: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
-def sharp_bicubic(old: int, new: int, like: Tensor) -> Tensor:
+def sharp_bicubic(old: int, new: int, like: Tensor, step: float | None = None) -> Tensor:
     """The matrix (new, old) of bicubic resampling along a line as `F.interpolate(mode="bicubic")` has it.
 
     Keys 1981 with a = -3/4, not widened where it shrinks; places outside are those at the border.
     """
-    places = _centres(old, new, like)
+    places = _centres(old, new, like, step)
     around = places.floor()[:, None] + torch.arange(-1, 3, dtype=like.dtype, device=like.device)
     x = (places[:, None] - around).abs()
     near, far = (1.25 * x - 2.25) * x * x + 1, ((-0.75 * x + 3.75) * x - 6) * x + 3

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 import subquad
+from subquad.exports.foreign_forms import forms_of_any_size
 from subquad.ops import pool_tokens
 from subquad.positions import adaptive_means, resample_places
 from subquad.tracing import first, larger, smaller, surely, up_to_multiple
@@ -42,6 +44,18 @@ def test_a_table_resampled_to_its_own_grid_is_itself(mode, monkeypatch):
     table, grid = torch.randn(2, 1 + 12, 5), subquad.TokenGrid(3, 4, 1)
     monkeypatch.setattr(subquad.TokenGrid, "stands_on", lambda self, other: False)
     torch.testing.assert_close(resample_places(table, grid, grid, mode), table, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("factors", [(1.0125, 1.5125), (0.35, 2.0), (3.01, 0.99)])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_resampling_by_fractional_factors_for_export_is_the_same_function(mode, factors):
+    image = torch.randn(1, 3, 14, 9).double()
+    plain = functional.interpolate(image, scale_factor=factors, mode=mode)
+    with forms_of_any_size():
+        products = functional.interpolate(image, scale_factor=factors, mode=mode, align_corners=False)
+        whole = functional.interpolate(image, scale_factor=2.0, mode=mode)
+    torch.testing.assert_close(products, plain)
+    torch.testing.assert_close(whole, functional.interpolate(image, scale_factor=2.0, mode=mode), rtol=0, atol=0)
 
 
 def test_maps_roll_for_export_as_they_do_otherwise(monkeypatch):

@@ -1,16 +1,17 @@
 """What other libraries compute in ways that hold a program to the size that was traced, in forms that take any."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import timm.layers
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from subquad.positions import means_by_products, resampled
+from subquad.positions import linear, means_by_products, resampled, sharp_bicubic
 from subquad.substituting import substituted
 
 BY_INT = ("transformers.models.depth_anything.modeling_depth_anything",)
@@ -76,14 +77,37 @@ _INTERPOLATE = functional.interpolate
 
 
 def _resampled(image: Tensor, size: Any = None, *more: Any, **settings: Any) -> Tensor:
-    """In the place of PyTorch's function: smooth bicubic resampling as products, which engines compute in other ways.
+    """In the place of PyTorch's function: resampling that engines compute in other ways, as products.
 
-    OpenVINO is off by 2e-3 where timm brings a table of positions to another grid.
+    That is smooth bicubic resampling, where OpenVINO is off by 2e-3 in timm's tables of positions, and factors that are
+    not whole, where ONNX Runtime and OpenVINO are off by 6e-3 in transformers' HY 4-VL.
     """
-    smooth = settings.get("mode") == "bicubic" and settings.get("antialias") and not settings.get("align_corners")
-    if smooth and not more and image.dim() == 4 and isinstance(size, list | tuple):
-        return resampled(image, tuple(size), "bicubic", antialias=True)
-    return _INTERPOLATE(image, size, *more, **settings)
+    if more or image.dim() != 4 or settings.get("align_corners"):
+        return _INTERPOLATE(image, size, *more, **settings)
+    mode, factors = settings.get("mode"), settings.get("scale_factor")
+    if mode == "bicubic" and settings.get("antialias"):
+        if isinstance(size, list | tuple):
+            return resampled(image, tuple(size), "bicubic", antialias=True)
+    elif mode in ("bilinear", "bicubic") and _fractional(factors) and not settings.get("recompute_scale_factor"):
+        sides = zip(image.shape[2:], factors, strict=True)
+        rows, columns = (_along_line(mode, old, factor, image) for old, factor in sides)
+        return rows @ image @ columns.mT
+    return _INTERPOLATE(image, size, **settings)
+
+
+def _fractional(factors: Any) -> TypeGuard[Sequence[float]]:
+    """Two numbers, one of them not whole."""
+    numbers = isinstance(factors, list | tuple) and all(isinstance(one, float) for one in factors)
+    return numbers and not all(one.is_integer() for one in factors)
+
+
+def _along_line(mode: str, old: int, factor: float, like: Tensor) -> Tensor:
+    """The matrix (new, old) of a side that is resampled by a factor, which rounds the new one down."""
+    new = math.floor(old * factor)
+    if mode == "bicubic":
+        return sharp_bicubic(old, new, like, 1 / factor)
+    # PyTorch copies a side that stays as long as it is, on CPUs, which is where programs are traced
+    return linear(old, new, like, None if new == old else 1 / factor)
 
 
 def _turns(rope: Any, feat_shape: Sequence[int], no_aug: bool = False) -> Tensor:
