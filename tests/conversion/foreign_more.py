@@ -113,6 +113,8 @@ def vit_det(**more):
 class Alphas(nn.Module):
     """What ViTMatte finds, of images whose last channel is a trimap."""
 
+    in_chans = 3
+
     def __init__(self):
         import transformers
 

@@ -26,6 +26,8 @@ def tower_of_transformers(name, prefix, tower="Transformer", **sizes):
 class OfImages(nn.Module):
     """A tower that is handed patches, as processors of transformers cut and order them, called with images."""
 
+    in_chans = 3
+
     def __init__(self, tower):
         super().__init__()
         self.tower, self.config = tower, tower.config
