@@ -1,5 +1,6 @@
 """What the contract tests share: a mechanism of the registry on a grid, and inputs for it."""
 
+import math
 import re
 from collections.abc import Callable
 
@@ -120,3 +121,22 @@ def check_weights(module: nn.Module, supply: dict, *, grid: TokenGrid, kv_grid: 
     fast = module(**supply, grid=grid, kv_grid=kv_grid)
     torch.testing.assert_close(fast, apply_weights(weights, supply["v"]), rtol=1e-10, atol=1e-10)
     return weights
+
+
+def lent(part):
+    """As accelerate offloads: the parameters of a part are there while it is called, others in their places then."""
+    kept = dict(part.named_parameters(recurse=False))
+
+    def forward(*given, **named):
+        put(kept)
+        try:
+            return type(part).forward(part, *given, **named)
+        finally:
+            put({name: torch.full_like(parameter, math.nan) for name, parameter in kept.items()})
+
+    def put(tensors):
+        for name, tensor in tensors.items():
+            setattr(part, name, torch.nn.Parameter(tensor))
+
+    put({name: torch.full_like(parameter, math.nan) for name, parameter in kept.items()})
+    part.forward = forward

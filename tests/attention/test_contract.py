@@ -20,6 +20,7 @@ from mechanisms import (
     check_weights,
     each,
     inputs_of,
+    lent,
     refuses,
     rotation_of,
     without_refused_prefix,
@@ -411,25 +412,6 @@ def test_what_listens_to_layers_of_pytorchs_within_a_mechanism_is_heard(name, ho
         with torch.no_grad():
             expected = changed(**supply, grid=grid, kv_grid=grid)
             torch.testing.assert_close(heard(**supply, grid=grid, kv_grid=grid), expected, msg=path)
-
-
-def lent(part):
-    """As accelerate offloads: the parameters of a part are there while it is called, others in their places then."""
-    kept = dict(part.named_parameters(recurse=False))
-
-    def forward(*given, **named):
-        put(kept)
-        try:
-            return type(part).forward(part, *given, **named)
-        finally:
-            put({name: torch.full_like(parameter, math.nan) for name, parameter in kept.items()})
-
-    def put(tensors):
-        for name, tensor in tensors.items():
-            setattr(part, name, torch.nn.Parameter(tensor))
-
-    put({name: torch.full_like(parameter, math.nan) for name, parameter in kept.items()})
-    part.forward = forward
 
 
 @every_mechanism

@@ -12,6 +12,7 @@ from subquad.conversion.families.timm_recorder import TimmRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
+from subquad.models.layers import biased
 from subquad.rope import Rotation, with_signs
 
 
@@ -82,8 +83,7 @@ class TimmAttention(ConvertedAttention):
             return self.through("qkv", x).chunk(3, dim=-1)
         # EVA's keys have no bias
         bias = torch.cat([of_queries, torch.zeros_like(of_queries), of_values])
-        qkv: Any = self._modules["qkv"]
-        return F.linear(x, qkv.weight, bias).chunk(3, dim=-1)
+        return biased(self.get_submodule("qkv"), x, bias).chunk(3, dim=-1)
 
 
 class TimmRopeAttention(TimmAttention):

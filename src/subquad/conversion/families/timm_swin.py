@@ -5,15 +5,15 @@ from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import channels_into
-from subquad.conversion.families.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
+from subquad.conversion.families.windowed_blocks import Parts, WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of, three
 from subquad.inference.timm_blocks import behind_factors
+from subquad.models.layers import biased
 
 BIAS, DISTANCES = "relative_position_bias_table", "relative_coords_table"
 
@@ -24,7 +24,7 @@ class TimmSwinBlock(WindowedBlock):
     replaces: ClassVar[tuple[str, ...]] = ("timm.models.swin_transformer.SwinTransformerBlock",)
     known: ClassVar[str] = "timm.models.swin_transformer.WindowAttention"
     names: ClassVar[tuple[str, ...]] = ("qkv", "proj", "proj_drop")
-    attn: nn.ModuleDict
+    attn: Parts
     norm1: nn.Module
 
     def check(self, original: Any) -> None:
@@ -39,7 +39,7 @@ class TimmSwinBlock(WindowedBlock):
         return channels_into(original.attn.qkv)
 
     def projections(self, attention: Any) -> nn.Module:
-        parts = nn.ModuleDict({name: getattr(attention, name) for name in self.names})
+        parts = Parts({name: getattr(attention, name) for name in self.names})
         if self.window is not None:
             carry(attention, parts, BIAS)
         return parts
@@ -64,7 +64,8 @@ class TimmSwinBlock(WindowedBlock):
         return q, k, v
 
     def bias(self, window: TokenGrid) -> Tensor:
-        return window_bias(getattr(self.attn, BIAS), window)
+        (table,) = self.attn(BIAS)
+        return window_bias(table, window)
 
     def move_bias(self, move: Callable[[Any], None]) -> None:
         # by the rule of the timm that is installed
@@ -95,7 +96,7 @@ class TimmSwinV2Block(TimmSwinBlock):
     known: ClassVar[str] = "timm.models.swin_transformer_v2.WindowAttention"
 
     def projections(self, attention: Any) -> nn.Module:
-        parts = nn.ModuleDict({name: getattr(attention, name) for name in self.names})
+        parts = Parts({name: getattr(attention, name) for name in self.names})
         for name in ("logit_scale", "q_bias", "v_bias"):
             carry(attention, parts, name)
         if self.window is not None:
@@ -109,17 +110,18 @@ class TimmSwinV2Block(TimmSwinBlock):
         return x + self.through("drop_path2", self.through("norm2", self.through("mlp", tokens))).view_as(x)
 
     def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        parts: Any = self.attn
-        bias = None
-        if getattr(parts, "q_bias", None) is not None:
+        scale, of_queries, of_values = self.attn("logit_scale", "q_bias", "v_bias")
+        if of_queries is None:
+            fused = self.attn["qkv"](tokens)
+        else:
             # keys have none
-            bias = torch.cat([parts.q_bias, torch.zeros_like(parts.q_bias), parts.v_bias])
-        q, k, v = (self.split(part) for part in F.linear(tokens, parts["qkv"].weight, bias).chunk(3, dim=-1))
-        return *as_cosines(q, k, parts.logit_scale), v
+            fused = biased(self.attn["qkv"], tokens, torch.cat([of_queries, torch.zeros_like(of_queries), of_values]))
+        q, k, v = map(self.split, fused.chunk(3, dim=-1))
+        return *as_cosines(q, k, scale), v
 
     def bias(self, window: TokenGrid) -> Tensor:
-        parts: Any = self.attn
-        return continuous_bias(parts["cpb_mlp"], parts.get_buffer(DISTANCES), window)
+        (distances,) = self.attn(DISTANCES)
+        return continuous_bias(self.attn["cpb_mlp"], distances, window)
 
     def move_bias(self, move: Callable[[Any], None]) -> None:
         twin: Any = deepcopy(self.original)

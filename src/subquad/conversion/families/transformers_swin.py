@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from subquad.conversion.families.timm_swin import carry
-from subquad.conversion.families.windowed_blocks import WindowedBlock, as_cosines, continuous_bias, window_bias
+from subquad.conversion.families.windowed_blocks import Parts, WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of
 from subquad.inference.halves import drops_nothing
@@ -39,7 +39,7 @@ class TransformersSwinLayer(WindowedBlock):
     def projections(self, attention: Any) -> nn.Module:
         parts = nn.ModuleDict({name: getattr(attention, name) for name in (*PROJECTED_BY, "o_proj")})
         if self.window is not None:
-            table = nn.Module()
+            table = Parts()
             carry(attention.relative_position_bias, table, "relative_position_bias_table")
             parts["relative_position_bias"] = table
         return parts
@@ -70,7 +70,8 @@ class TransformersSwinLayer(WindowedBlock):
 
     def bias(self, window: TokenGrid) -> Tensor:
         parts: Any = self._modules["attention"]
-        return window_bias(parts["relative_position_bias"].relative_position_bias_table, window)
+        (table,) = parts["relative_position_bias"]("relative_position_bias_table")
+        return window_bias(table, window)
 
     def project(self, tokens: Tensor) -> Tensor:
         parts: Any = self._modules["attention"]
@@ -98,7 +99,7 @@ class TransformersSwinV2Layer(TransformersSwinLayer):
 
     def projections(self, attention: Any) -> nn.Module:
         own = attention.self
-        parts = nn.ModuleDict({name: getattr(own, name) for name in ("query", "key", "value")})
+        parts = Parts({name: getattr(own, name) for name in ("query", "key", "value")})
         carry(own, parts, "logit_scale")
         if self.window is not None:
             parts["continuous_position_bias_mlp"] = own.continuous_position_bias_mlp
@@ -115,11 +116,13 @@ class TransformersSwinV2Layer(TransformersSwinLayer):
     def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts: Any = self._modules["attention"]["self"]  # type: ignore[index]
         q, k, v = (self.split(parts[name](tokens)) for name in ("query", "key", "value"))
-        return *as_cosines(q, k, parts.logit_scale), v
+        (scale,) = parts("logit_scale")
+        return *as_cosines(q, k, scale), v
 
     def bias(self, window: TokenGrid) -> Tensor:
         parts: Any = self._modules["attention"]["self"]  # type: ignore[index]
-        return continuous_bias(parts["continuous_position_bias_mlp"], parts.relative_coords_table, window)
+        (distances,) = parts("relative_coords_table")
+        return continuous_bias(parts["continuous_position_bias_mlp"], distances, window)
 
     def project(self, tokens: Tensor) -> Tensor:
         parts: Any = self._modules["attention"]

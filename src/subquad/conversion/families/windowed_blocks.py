@@ -24,6 +24,13 @@ from subquad.models.layers import move_tables
 from subquad.models.windows import Windows
 
 
+class Parts(nn.ModuleDict):
+    """Modules, and tensors beside them that it is called for: who lends tensors, as accelerate does, hears of calls."""
+
+    def forward(self, *names: str) -> tuple[Tensor | None, ...]:
+        return tuple(getattr(self, name, None) for name in names)
+
+
 class WindowedBlock(KnowsFewSteps, ConvertedAttention):
     """What all of them share.
 
