@@ -207,6 +207,17 @@ def test_tokens_that_fill_images_up_count_in_no_figure(name):
     assert fitted.judged["last_hidden_state"][0][1] == pytest.approx(both.error, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["transformers SigLIP 2, NaFlex", "transformers MiniCPM-OCR"])
+def test_a_compiled_tower_of_packs_answers_as_it_does(name):
+    wrapper = teacher(name)
+    student = subquad.convert(wrapper.tower, "linear")
+    # what it breaks its graph for is said in logs, and is no error
+    compiled = torch.compile(student, backend="eager")
+    for given in (wrapper.given(images(64, 96, 2)), wrapper.given(images(96, 64, 1))):
+        with torch.no_grad():
+            assert difference(compiled(**given)[0], student(**given)[0]) < 1e-6
+
+
 def test_a_mask_of_other_tokens_than_those_that_stand_somewhere_is_refused():
     student = subquad.convert(teacher("transformers SigLIP 2, NaFlex"), "softmax")
     patches, there, sizes = student.together([images(64, 96, 1), images(48, 32, 1)])

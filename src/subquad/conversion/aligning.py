@@ -21,7 +21,7 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, restore
-from subquad.conversion.unlabelled_images import as_batches, fed
+from subquad.conversion.unlabelled_images import Taking, as_batches, fed
 from subquad.errors import SubquadError, shown
 from subquad.inference import in_evaluation
 from subquad.weights.files import within_wrappers
@@ -58,7 +58,7 @@ def align(
     blocks: Sequence[int] | None = None,
     batch_size: int = 64,
     seed: int = 0,
-    config: Any = None,
+    config: Taking | None = None,
     state_file: Path | str | None = None,
     **schedule: Any,
 ) -> Alignment:
@@ -212,7 +212,7 @@ class Taps:
 def relative_error(answer: Tensor, target: Tensor, there: Tensor | None = None) -> Tensor:
     """The mean over images of ‖y − t‖² / ‖t‖²; of tokens (b, n, c) those alone that are `there` (b, n)."""
     if there is not None:
-        answer, target = (one * there.unsqueeze(-1) for one in (answer, target))
+        answer, target = (one.masked_fill(~there.unsqueeze(-1), 0) for one in (answer, target))
     # an image may have one number, (b,)
     answer, target = (one.float().unsqueeze(-1).flatten(1) for one in (answer, target.detach()))
     return ((answer - target).square().sum(1) / target.square().sum(1).clamp(min=1e-12)).mean()

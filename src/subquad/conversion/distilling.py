@@ -15,7 +15,7 @@ from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.low_rank import check_peft, low_rank_changes
 from subquad.conversion.replacing import check_teacher, converted_layers
-from subquad.conversion.unlabelled_images import as_batches, fed
+from subquad.conversion.unlabelled_images import Taking, as_batches, fed
 from subquad.errors import SubquadError, unknown_name
 from subquad.weights.files import within_wrappers
 
@@ -34,7 +34,7 @@ def distil(
     train: str = "all",
     batch_size: int = 64,
     seed: int = 1,
-    config: Any = None,
+    config: Taking | None = None,
     state_file: Path | str | None = None,
     **schedule: Any,
 ) -> Progress:

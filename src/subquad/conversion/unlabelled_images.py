@@ -18,6 +18,9 @@ Batches = Callable[[int], Any]
 """What a network is called with in an update, by its number from 0, the same at each call: images (b, c, y, x), or
 arguments by name, as networks of diffusers take them. Numbers behind those of all updates are held-out images."""
 
+Taking = InputConfig | Callable[..., Any]
+"""How a network takes pictures: sizes and colours, or a processor of transformers, which is called with them."""
+
 
 class InMemory:
     """Batches of images that are there as one tensor (n, c, y, x), each once an epoch."""
@@ -84,7 +87,7 @@ def on_device(inputs: Any, device: torch.device) -> Any:
 
 
 def as_batches(
-    images: Any, *, batch_size: int, seed: int = 0, config: Any = None, network: nn.Module | None = None
+    images: Any, *, batch_size: int, seed: int = 0, config: Taking | None = None, network: nn.Module | None = None
 ) -> Batches:
     """Batches of what a caller calls images.
 

@@ -116,16 +116,13 @@ def export(
     if given is None and (takes or answer is not None):
         raise SubquadError("takes and answer say what is written of a network beside given, which is not there")
     if given is not None:
-        check_alone(img_size, dynamic)
+        check_alone(img_size, dynamic, batch)
         model = WithArguments(model, in_dtype(given, DTYPES[dtype]), takes, answer)
-    pixels = img_size if img_size is not None else (1, 1) if given is not None else stated_size(model)
-    if pixels is None:
-        raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
-    size = height_and_width(pixels)
-    least = least_pixels(model) if given is None else 1
-    if "size" in dynamic and min(size) < least:
-        raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
-    check_most(dynamic, batch, size)
+        # they have their own sizes, none of which is that of images
+        size, least = (1, 1), 1
+    else:
+        size, least = _size_of_images(model, img_size, dynamic)
+        check_most(dynamic, batch, size)
     before = {parameter.dtype for parameter in model.parameters()}
     if before - {DTYPES[dtype]}:
         raise SubquadError(
@@ -134,6 +131,17 @@ def export(
     wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least, as_texts(notes))
     with in_evaluation(model):
         return _written(model, path, exporter, wanted)
+
+
+def _size_of_images(model: nn.Module, img_size: Pixels | None, dynamic: Sequence[str]) -> tuple[tuple[int, int], int]:
+    """Height and width of the images that are traced, and the shortest side that a program of any size takes."""
+    pixels = img_size if img_size is not None else stated_size(model)
+    if pixels is None:
+        raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
+    size, least = height_and_width(pixels), least_pixels(model)
+    if "size" in dynamic and min(size) < least:
+        raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
+    return size, least
 
 
 def names_in(dynamic: str | Sequence[str]) -> list[str]:

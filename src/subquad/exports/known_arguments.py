@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, reason_of, shown
 from subquad.inference import in_evaluation
-from subquad.tracing import as_known, as_plain
+from subquad.tracing import as_known
 
 
 class WithArguments(nn.Module):
@@ -46,10 +46,9 @@ class WithArguments(nn.Module):
         self.known = {name: as_known(one.detach()) if isinstance(one, Tensor) else one for name, one in rest.items()}
         with in_evaluation(network), torch.no_grad():
             # converted layers are told where tokens stand
-            answered = _answered(network, given)
-            self._check(answered)
-            self.known |= _precomputed(network, dict(given))
-            wanted, found = self._chosen(answered), self(*self.examples)
+            wanted = self._chosen(_answered(network, given))
+            self.known |= _precomputed(network, given)
+            found = self(*self.examples)
         if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
             raise SubquadError(
                 f"{type(network).__name__} answers otherwise with what transformers computes of these numbers in "
@@ -72,25 +71,22 @@ class WithArguments(nn.Module):
         return self._chosen(self.network(**dict(zip(self.takes, tensors, strict=True)), **self.known))
 
     def _chosen(self, answered: Any) -> Tensor:
-        if isinstance(answered, Tensor):
+        """The tensor that is wanted of an answer: itself, the first of several, or that of a name."""
+        if self.answer is not None:
+            found = answered.get(self.answer) if isinstance(answered, Mapping) else None
+        elif isinstance(answered, Tensor):
             return answered
-        if isinstance(answered, Mapping):
-            found: Tensor = next(iter(answered.values())) if self.answer is None else answered[self.answer]
         else:
-            found = answered[0]
-        return found
-
-    def _check(self, answered: Any) -> None:
-        if isinstance(answered, Tensor) and self.answer is None:
-            return
-        if isinstance(answered, list | tuple) and self.answer is None and answered and isinstance(answered[0], Tensor):
-            return
-        names = [name for name, one in answered.items() if isinstance(one, Tensor)] if _has_names(answered) else []
-        if not names or self.answer not in (None, *names):
-            raise SubquadError(
-                f"{type(self.network).__name__} answers with {', '.join(names) or shown(type(answered).__name__)}, got "
-                f"answer={shown(self.answer)}"
-            )
+            found = next(iter(answered.values() if isinstance(answered, Mapping) else answered), None)
+        if isinstance(found, Tensor):
+            return found
+        names = (
+            [name for name, one in answered.items() if isinstance(one, Tensor)] if isinstance(answered, Mapping) else []
+        )
+        raise SubquadError(
+            f"{type(self.network).__name__} answers with {', '.join(names) or shown(type(answered).__name__)}, got "
+            f"answer={shown(self.answer)}"
+        )
 
 
 def _answered(network: nn.Module, given: Mapping[str, Any]) -> Any:
@@ -104,10 +100,12 @@ def _answered(network: nn.Module, given: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def check_alone(img_size: Any, dynamic: Any) -> None:
+def check_alone(img_size: Any, dynamic: Any, batch: int) -> None:
     """Raise a SubquadError where a size is said beside arguments, which have theirs, or may change."""
-    if img_size is not None or dynamic:
-        raise SubquadError("what is given has its sizes, and no others can be taken: leave img_size and dynamic out")
+    if img_size is not None or dynamic or batch != 1:
+        raise SubquadError(
+            "what is given has its sizes, and no others can be taken: leave img_size, batch and dynamic out"
+        )
 
 
 def in_dtype(given: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def in_dtype(given: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return {name: one.to(dtype) if _is_of_floats(one) else one for name, one in given.items()}
 
 
-def _precomputed(network: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+def _precomputed(network: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
     """What transformers itself would compute of known numbers in each call, by name, where it can be handed over."""
     if not type(network).__module__.startswith("transformers."):
         return {}
@@ -123,12 +121,10 @@ def _precomputed(network: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
         from transformers.exporters.utils import precompute_export_inputs
     except ImportError:
         return {}
-    before = set(given)
-    precompute_export_inputs(network, given)
+    filled = dict(given)
+    precompute_export_inputs(network, filled)
     return {
-        name: as_known(as_plain(one)) if isinstance(one, Tensor) else one
-        for name, one in given.items()
-        if name not in before
+        name: as_known(one) if isinstance(one, Tensor) else one for name, one in filled.items() if name not in given
     }
 
 
@@ -148,7 +144,3 @@ def _taken(given: Mapping[str, Any], takes: Sequence[str]) -> tuple[str, ...]:
 
 def _is_of_floats(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _has_names(answered: Any) -> bool:
-    return isinstance(answered, Mapping)

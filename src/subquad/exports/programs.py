@@ -4,6 +4,7 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,23 +66,23 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
         changing |= {2: Dim("height", min=least, max=MOST_PIXELS), 3: Dim("width", min=least, max=MOST_PIXELS)}
         # unequal, and so large that nothing on the way is 1 or happens to fit
         images = images.new_zeros(*images.shape[:2], 2 * least + 63, 2 * least + 15)
-    with as_formulas(), sizes_without_guards(), masks_as_numbers(model):
-        program = torch.export.export(
-            model,
-            (images.contiguous(),),
-            dynamic_shapes=(changing or None,),
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
-    forget_ones(program)
-    forget_source(program)
-    return program
+    return _traced(model, (images,), (changing or None,))
 
 
 def program_of_tensors(model: nn.Module, tensors: Sequence[Tensor]) -> ExportedProgram:
     """Trace `model`, in evaluation mode, which takes tensors of these sizes and gives one, as `program_of` does."""
+    return _traced(model, tensors, None)
+
+
+def _traced(model: nn.Module, tensors: Sequence[Tensor], dynamic_shapes: Any) -> ExportedProgram:
     with as_formulas(), sizes_without_guards(), masks_as_numbers(model):
-        program = torch.export.export(model, tuple(one.contiguous() for one in tensors), strict=False)
+        program = torch.export.export(
+            model,
+            tuple(one.contiguous() for one in tensors),
+            dynamic_shapes=dynamic_shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
     forget_ones(program)
     forget_source(program)
     return program

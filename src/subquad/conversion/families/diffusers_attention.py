@@ -260,6 +260,11 @@ def rotation_of(cos: Tensor, sin: Tensor) -> Rotation:
     return Rotation(cos, with_signs(sin, interleaved=True), interleaved=True)
 
 
+def rotation_of_halves(cos: Tensor, sin: Tensor) -> Rotation:
+    """The same of the two halves of a head's channels."""
+    return Rotation(cos, with_signs(sin, interleaved=False), interleaved=False)
+
+
 def rotation_of_turns(turns: Tensor) -> Rotation:
-    """The same of complex numbers (n, d / 2)."""
+    """That of neighbouring pairs, of complex numbers (n, d / 2)."""
     return rotation_of(*(part.repeat_interleave(2, dim=-1) for part in (turns.real, turns.imag)))

@@ -17,12 +17,13 @@ from subquad.conversion.families.diffusers_attention import (
     refuse_given,
     refuse_patched,
     rotation_of,
+    rotation_of_halves,
 )
 from subquad.conversion.families.diffusers_recorder import TRANSFORMERS, LatentRecorder
-from subquad.conversion.families.film_recorder import FilmRecorder
+from subquad.conversion.families.film_recorder import FilmRecorder, TokensOfFilmRecorder
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.grid import TokenGrid
-from subquad.rope import Rotation, with_signs
+from subquad.rope import Rotation
 
 
 class CogVideoRecorder(FilmRecorder):
@@ -53,7 +54,6 @@ class HunyuanRecorder(FilmRecorder):
 
     Attributes:
         network: the file of diffusers in which it is, and what its class's name begins with.
-        usual_frames: of the latents that the network is usually asked for; None where they are images.
     """
 
     network: ClassVar[tuple[str, str]] = ("hunyuan_video", "HunyuanVideo")
@@ -73,10 +73,6 @@ class HunyuanRecorder(FilmRecorder):
             length // stride for length, stride in zip(size[-len(strides) :], strides, strict=True)
         )
         return height * (frames[0] if frames else 1), width
-
-    @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
-        return size if cls.usual_frames is None else (cls.usual_frames, *size)
 
     def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
         self.record(TokenGrid(*self.map_from(module, arguments[0].shape)))
@@ -138,7 +134,7 @@ class CogViewAttention(AttentionBesideText):
     listener: ClassVar[type[GridRecorder]] = LatentRecorder
 
     def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
-        return Rotation(cos, with_signs(sin, interleaved=False), interleaved=False)
+        return rotation_of_halves(cos, sin)
 
 
 class CogVideoAttention(AttentionBesideText):
@@ -164,10 +160,8 @@ class HunyuanImageAttention(HunyuanAttention):
     listener: ClassVar[type[GridRecorder]] = HunyuanImageRecorder
 
 
-class Hunyuan15Attention(AttentionBesideText):
-    """HunyuanVideo 1.5's, which is told of the texts' tokens alone which are there."""
-
-    listener: ClassVar[type[GridRecorder]] = Hunyuan15Recorder
+class BesideTold(AttentionBesideText):
+    """What is told of the texts' tokens alone which are there."""
 
     def absent_first(self, attention_mask: Tensor | None, image: Tensor) -> Tensor | None:
         if attention_mask is None:
@@ -175,42 +169,35 @@ class Hunyuan15Attention(AttentionBesideText):
         return F.pad(~attention_mask.bool(), (0, image.shape[1]), value=False)
 
 
-class MochiRecorder(FilmRecorder):
+class Hunyuan15Attention(BesideTold):
+    """HunyuanVideo 1.5's."""
+
+    listener: ClassVar[type[GridRecorder]] = Hunyuan15Recorder
+
+
+class MochiRecorder(TokensOfFilmRecorder):
     """Listens in front of Mochi's rotary embedding, which is told of how many frames, rows and columns a film is."""
 
     # that of 84 frames of 480×848 px
     usual_size: ClassVar[tuple[int, int] | None] = (30, 53)
+    usual_frames: ClassVar[int | None] = 14
     in_front: ClassVar[bool] = True
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
         return is_called(module, f"{TRANSFORMERS}.transformer_mochi.MochiRoPE")
 
-    @classmethod
-    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
-        frames, height, width = (1, *size)[-3:]
-        return frames * height, width
-
-    @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
-        return 14, *size
-
     def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
         self.record(TokenGrid(*self.map_from(module, arguments[1:4])))
 
 
-class MochiAttention(AttentionBesideText):
+class MochiAttention(BesideTold):
     """Mochi's (Genmo 2024), of all frames: texts whose last tokens may be absent."""
 
     listener: ClassVar[type[GridRecorder]] = MochiRecorder
 
     def check(self, original: Any) -> None:
         refuse_patched(original)
-
-    def absent_first(self, attention_mask: Tensor | None, image: Tensor) -> Tensor | None:
-        if attention_mask is None:
-            return None
-        return F.pad(~attention_mask.bool(), (0, image.shape[1]), value=False)
 
     def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
         # (n, h, d / 2): heads turn otherwise

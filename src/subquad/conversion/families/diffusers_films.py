@@ -12,44 +12,33 @@ from subquad.conversion.families.diffusers_attention import (
     refuse_given,
     refuse_patched,
     rotation_of,
+    rotation_of_halves,
     rotation_of_turns,
 )
 from subquad.conversion.families.diffusers_recorder import TRANSFORMERS
-from subquad.conversion.families.film_recorder import FilmRecorder
+from subquad.conversion.families.film_recorder import FilmRecorder, TokensOfFilmRecorder
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.rope import Rotation, with_signs
 
 
 class WanRecorder(FilmRecorder):
     """Knows the usual latents of Wan, which the network does not say: 81 frames of 480×832 px."""
 
     usual_size: ClassVar[tuple[int, int] | None] = (60, 104)
-
-    @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
-        return 21, *size
+    usual_frames: ClassVar[int | None] = 21
 
 
-class LTXRecorder(FilmRecorder):
+class LTXRecorder(TokensOfFilmRecorder):
     """Listens to LTX-Video's rotary embedding, which is told of how many frames, rows and columns a film is."""
 
     # that of 161 frames of 512×704 px
     usual_size: ClassVar[tuple[int, int] | None] = (16, 22)
+    usual_frames: ClassVar[int | None] = 21
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
         return is_called(module, f"{TRANSFORMERS}.transformer_ltx.LTXVideoRotaryPosEmbed")
-
-    @classmethod
-    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
-        frames, height, width = (1, *size)[-3:]
-        return frames * height, width
-
-    @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
-        return 21, *size
 
     def __call__(self, module: Any, arguments: Any, tables: Any) -> None:
         """Record the map of all frames.
@@ -71,6 +60,7 @@ class CosmosRecorder(FilmRecorder):
 
     # that of 121 frames of 704×1,280 px
     usual_size: ClassVar[tuple[int, int] | None] = (88, 160)
+    usual_frames: ClassVar[int | None] = 16
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
@@ -82,10 +72,6 @@ class CosmosRecorder(FilmRecorder):
             length // patch for length, patch in zip((1, *size)[-3:], embedding.patch_size, strict=True)
         )
         return max(frames, 1) * rows, columns
-
-    @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
-        return 16, *size
 
     def __call__(self, module: Any, arguments: Any, tables: Any) -> None:
         self.record(TokenGrid(*self.map_from(module, arguments[0].shape)))
@@ -106,10 +92,7 @@ class CosmosAttention(DiffusersAttention):
     ) -> Any:
         """Tokens of all frames (b, n, c); tables of rotary positions (n, d)."""
         refuse_given({"encoder_hidden_states": encoder_hidden_states, "attention_mask": attention_mask, **kwargs})
-        rotation = None
-        if image_rotary_emb is not None:
-            cos, sin = image_rotary_emb
-            rotation = Rotation(cos, with_signs(sin, interleaved=False), interleaved=False)
+        rotation = None if image_rotary_emb is None else rotation_of_halves(*image_rotary_emb)
         return self.attend(hidden_states, None, rotation)
 
 
@@ -128,7 +111,19 @@ class AcrossHeads(DiffusersAttention):
         return self.split(q), self.split(k), self.split(v)
 
 
-class LTXAttention(AcrossHeads):
+class FirstAcrossHeads(AcrossHeads):
+    """Those whose layers do not say themselves that they are no cross-attention: a block's first is none."""
+
+    @classmethod
+    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
+        return block.attn1 is original
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return False
+
+
+class LTXAttention(FirstAcrossHeads):
     """LTX-Video's (HaCohen et al. 2025, arXiv 2501.00103): rotary positions, which differ from head to head."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_ltx.LTXAttention",)
@@ -138,14 +133,6 @@ class LTXAttention(AcrossHeads):
         super().check(original)
         if original.inner_kv_dim != original.inner_dim:
             raise SubquadError("its heads share keys: this can't be converted")
-
-    @classmethod
-    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
-        return block.attn1 is original
-
-    @classmethod
-    def sees_text(cls, original: Any) -> bool:
-        return False
 
     def forward(
         self,
@@ -194,19 +181,11 @@ class WanAttention(AcrossHeads):
         return self.attend(hidden_states, None, rotation)
 
 
-class AnyFlowAttention(AcrossHeads):
+class AnyFlowAttention(FirstAcrossHeads):
     """AnyFlow's, which is Wan's: rotary positions are complex numbers, the same for queries and keys."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_anyflow.AnyFlowAttention",)
     listener: ClassVar[type[GridRecorder]] = WanRecorder
-
-    @classmethod
-    def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
-        return block.attn1 is original
-
-    @classmethod
-    def sees_text(cls, original: Any) -> bool:
-        return False
 
     def forward(  # type: ignore[override]
         self,

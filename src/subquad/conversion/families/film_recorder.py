@@ -6,7 +6,7 @@ a frame to the first ones of the next.
 Letters: b batch, c channels, f frames, y x rows and columns.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -16,7 +16,13 @@ from subquad.grid import TokenGrid
 
 
 class FilmRecorder(GridRecorder):
-    """Listens to a convolution over frames, rows and columns that cuts a film into patches."""
+    """Listens to a convolution over frames, rows and columns that cuts a film into patches.
+
+    Attributes:
+        usual_frames: of what the network is usually asked for, where it does not say so itself.
+    """
+
+    usual_frames: ClassVar[int | None] = None
 
     @classmethod
     def hears(cls, module: nn.Module) -> bool:
@@ -33,7 +39,8 @@ class FilmRecorder(GridRecorder):
 
     @classmethod
     def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
-        frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
+        said = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
+        frames = cls.usual_frames or said
         return (frames, *size) if isinstance(frames, int) else size
 
     def __call__(self, module: Any, arguments: Any, film: Tensor) -> None:
@@ -41,3 +48,12 @@ class FilmRecorder(GridRecorder):
         if not isinstance(film, Tensor) or film.dim() != 5:
             raise SubquadError(f"the patch embedding, now a {type(module).__name__} that gives no film, {REPLACED}")
         self.record(TokenGrid(film.shape[-3] * film.shape[-2], film.shape[-1]))
+
+
+class TokensOfFilmRecorder(FilmRecorder):
+    """Listens to what is told how many frames, rows and columns of tokens a film has."""
+
+    @classmethod
+    def map_from(cls, embedding: Any, size: Any) -> tuple[int, int]:
+        frames, height, width = (1, *size)[-3:]
+        return frames * height, width

@@ -6,6 +6,7 @@ blocks of those that are merged behind the last block, and their rotary position
 Letters: n tokens of all images, m of one, b images of one size, c = h·d channels.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.rope import Rotation, with_signs
-from subquad.tracing import as_known, as_plain, can_be_read, outside_of_traces
+from subquad.tracing import as_plain, can_be_read, outside_of_traces
 
 TOWERS = (
     ("qwen2_vl", "Qwen2VLVisionRotaryEmbedding", "VisionAttention"),
@@ -88,9 +89,11 @@ class PackGrid(TokenGrid):
         Raises:
             SubquadError: tokens between two borders are not those of one map.
         """
-        if not can_be_read(borders):
-            return self._as_before(len(borders) - 1)
-        ends = tuple(borders.tolist())
+        return self.images_between(borders.tolist()) if can_be_read(borders) else self._as_before(len(borders) - 1)
+
+    def images_between(self, borders: Iterable[int]) -> list[Images]:
+        """The same of numbers; raises as `images`."""
+        ends = tuple(borders)
         if ends not in self._images:
             self._images[ends] = self._sorted(ends)
         return self._images[ends]
@@ -289,6 +292,7 @@ class PixtralAttention(PackedApartAttention):
         assert position_embeddings is not None
         tokens = hidden_states.squeeze(0)
         with outside_of_traces():
-            corners = (self.pack_of(tokens, position_embeddings).places == 0).all(1).nonzero().flatten()
-            borders = as_known(torch.cat([corners, corners.new_tensor([len(tokens)])]))
-        return super().forward(tokens, borders, position_embeddings).unsqueeze(0), None
+            pack = self.pack_of(tokens, position_embeddings)
+            corners = (pack.places == 0).all(1).nonzero().flatten().tolist()
+        images = pack.images_between([*corners, len(tokens)])
+        return self.attend(tokens, images, position_embeddings).unsqueeze(0), None

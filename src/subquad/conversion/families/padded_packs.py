@@ -5,6 +5,7 @@ Letters: b images, n tokens of each with those that stand nowhere, d channels of
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from math import isqrt
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from subquad.conversion.families.packed_attention import (
 from subquad.conversion.families.packed_by_numbers import places_of
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
-from subquad.tracing import as_known, as_plain, can_be_read, is_exporting, outside_of_traces
+from subquad.tracing import as_plain, can_be_read, is_exporting, outside_of_traces
 
 OF_GEMMA = (("gemma4", "Gemma4VisionRotaryEmbedding", "Gemma4VisionAttention"),)
 OF_SIGLIP_2 = (("siglip2", "Siglip2VisionEmbeddings", "Siglip2Attention"),)
@@ -52,20 +53,18 @@ class PaddedGrid(PackGrid):
         """The images of those."""
         with outside_of_traces():
             places = self.places[self.numbers]
-            borders = F.pad(self.there.sum(1).cumsum(0), (1, 0))
-            return PackGrid(1, len(places), places=places).images(as_known(borders))
+            counts = self.there.sum(1).tolist()
+        return PackGrid(1, len(places), places=places).images_between(accumulate(counts, initial=0))
 
 
 class PaddedRecorder(PackRecorder):
     """Keeps where the tokens of a batch stand."""
 
     def record_places(self, places: Tensor) -> None:
-        """Tokens stand at these (b, n, 2), rows and columns, -1 for those that stand nowhere."""
-        if not can_be_read(places):
-            return
+        """Tokens stand at these (b, n, 2), rows and columns that can be read, -1 for those that stand nowhere."""
         with outside_of_traces():
-            places = as_plain(places)
-            there, row = (places >= 0).all(-1), places.detach().flatten(0, 1)
+            places = as_plain(places).detach()
+            there, row = (places >= 0).all(-1), places.flatten(0, 1)
         self.record(PaddedGrid(1, len(row), places=row, there=there))
 
     @property
@@ -121,7 +120,9 @@ class GemmaRecorder(PaddedRecorder):
         places = arguments[1] if len(arguments) == 2 else None
         if not isinstance(places, Tensor) or places.dim() != 3:
             raise not_told(module)
-        self.record_places(places.flip(-1))
+        # else a program is made, which is for the images of the call before
+        if can_be_read(places):
+            self.record_places(places.flip(-1))
 
 
 class GemmaAttention(PaddedAttention):
@@ -178,7 +179,7 @@ class SiglipRecorder(PaddedRecorder):
         with outside_of_traces():
             places = [places_of(height, width, 1) for height, width in sizes.tolist()]
             filled = [F.pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]
-            in_batch = as_known(torch.stack(filled).to(patches.device))
+            in_batch = torch.stack(filled).to(patches.device)
         self.record_places(in_batch)
 
 
@@ -208,7 +209,8 @@ class Pix2StructRecorder(PaddedRecorder):
 
     def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
         patches = arguments[0] if arguments else keywords["flattened_patches"]
-        self.record_places(patches[..., :2].long() - 1)
+        if can_be_read(patches):
+            self.record_places(patches[..., :2].long() - 1)
 
 
 class Pix2StructAttention(Siglip2Attention):
