@@ -51,6 +51,27 @@ def test_a_program_of_any_size_computes_what_the_network_computes(mechanism):
         torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+class Squeezing(torch.nn.Module):
+    """It takes sides away, the first of which are longer than 1 and stay."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 5, 4, 4)
+
+    def forward(self, x):
+        y = self.layer(x.squeeze(1)).mean(3, keepdim=True)
+        return y.squeeze((2, 3)).squeeze(1)
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+def test_sides_that_a_squeeze_leaves_stay(format, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model, images = Squeezing(), torch.randn(2, 3, 8, 8)
+    export(model, tmp_path / f"network.{format}", format=format, img_size=8, batch=2)
+    found = open_exported(tmp_path / f"network.{format}")(images)
+    torch.testing.assert_close(found, model(images), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("host", sorted(SMALL))

@@ -84,6 +84,7 @@ def _traced(model: nn.Module, tensors: Sequence[Tensor], dynamic_shapes: Any) ->
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     forget_ones(program)
+    forget_squeezes(program)
     forget_source(program)
     return program
 
@@ -102,6 +103,19 @@ def forget_ones(program: ExportedProgram) -> None:
         if node.target is torch.ops.aten._assert_scalar.default and _NOT_ONE.search(str(node.args[1])):
             program.graph.erase_node(node)
     program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+SQUEEZES = (torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims)
+
+
+def forget_squeezes(program: ExportedProgram) -> None:
+    """Leave out those that take no side away, being longer than 1: ONNX knows none such, PixArt has one."""
+    for node in list(program.graph.nodes):
+        if node.target in SQUEEZES and node.args[0].meta["val"].dim() == node.meta["val"].dim():
+            node.replace_all_uses_with(node.args[0])
+            program.graph_signature.replace_all_uses(node.name, node.args[0].name)
+            program.graph.erase_node(node)
     program.graph_module.recompile()
 
 
