@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from subquad.errors import SubquadError
+from subquad.exports.complex_constants import with_real_constants
 from subquad.exports.quantizing import nothing_in_int8
 
 OPSET = 18
@@ -22,7 +23,7 @@ def write(program: ExportedProgram, path: Path) -> None:
     # it says of every operator with two results that it leaves it as it is
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     converted = torch.onnx.export(
-        program,
+        with_real_constants(program),
         input_names=names_of(program),
         output_names=["output"],
         dynamo=True,

@@ -90,8 +90,11 @@ class UnevenRows(DiffusersAttention):
         then one image after the other is mixed.
         """
         if torch.compiler.is_compiling():
-            # what is traced can't be asked
-            refuse_given({"attention_mask": present})
+            if present is not None:
+                raise SubquadError(
+                    f"texts of {self.network} that differ in length are mixed image for image, which can't be traced: "
+                    "hand over texts of one length, or an image at a time"
+                )
             return self.of_one_length(x, turns)
         if present is None and (turns is None or all(torch.equal(one, turns[0]) for one in turns)):
             return self.of_one_length(x, turns)
