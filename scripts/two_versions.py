@@ -5,9 +5,9 @@
     python scripts/two_versions.py ../before/src src --networks linear agent --img-size 224 448 1024 --threads 2
 
 Layers with their projections, one image, one thread; seconds are those of the thread, so that other work of the machine
-counts as little as it can. Networks are DeiT-T with a mechanism, those of other names or timm/NAME, made ready by
-`subquad.optimize`, in bf16 and fp32, by the clock: on a machine that does nothing else. Rows whose lowest tenths
-disagree with their medians are of one that was not quiet.
+counts as little as it can. Networks are DeiT-T with a mechanism, those of other names, timm/NAME or
+timm/NAME@MECHANISM, converted, made ready by `subquad.optimize`, in bf16 and fp32, by the clock: on a machine that does
+nothing else. Rows whose lowest tenths disagree with their medians are of one that was not quiet.
 """
 
 import argparse
@@ -37,7 +37,9 @@ for name in wanted["networks"]:
             if chosen and "prefix" in traits_of(ATTENTION[name]).refuses:
                 chosen["class_token"] = False
             if name.startswith("timm/"):
-                model = timm.create_model(name.removeprefix("timm/"), img_size=size)
+                own, _, mechanism = name.removeprefix("timm/").partition("@")
+                model = timm.create_model(own, img_size=size)
+                model = subquad.convert(model, mechanism) if mechanism else model
             else:
                 model = subquad.create_model("deit_tiny" if chosen else name, img_size=size, **chosen)
             model, x = subquad.optimize(model, dtype), torch.randn(1, 3, size, size, dtype=dtype)

@@ -238,12 +238,38 @@ def test_networks_with_rotary_positions(settings, name):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
         fast, x = subquad.optimize(deepcopy(model), dtype), torch.randn(2, 3, 24, 24)
         assert all(error(fast(x.to(dtype)), model(x)) < tolerance for _ in range(2))
+        if NATIVE and "rope_type" in settings:
+            # norms of queries and answers, and gated MLPs, are PyTorch's
+            assert all(replaying.tapes_of(block)["block"].tapes.popitem()[1] is not None for block in fast.blocks)
     # training goes the single steps
     again = subquad.optimize(deepcopy(model)).train()
     assert torch.equal(again(x), model.train()(x))
 
 
 @torch.no_grad()
+@torch.no_grad()
+@pytest.mark.parametrize("name", [None, "linear"])
+def test_positions_that_change_are_heard(name):
+    sizes = {"img_size": 24, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 5}
+    model = Eva(**sizes, **ROPE).eval()
+    model = model if name is None else subquad.convert(model, name)
+    for parameter in model.blocks.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    fast, x = subquad.optimize(deepcopy(model)), torch.randn(2, 37, 48)
+    for each in (model, fast):
+        each(torch.randn(2, 3, 24, 24))
+    rope = torch.randn(36, 48)
+    for _ in range(3):
+        # as they are made anew for each image, or written where others were
+        for given in (torch.randn(36, 48), rope.copy_(torch.randn(36, 48))):
+            wanted = model.blocks[0](x, rope=given)
+            assert error(fast.blocks[0](x, rope=given), wanted) < 1e-5
+            assert error(fast.blocks[0](x, rope=given.flip(0)), wanted) > 1e-3
+    before = fast.blocks[0](x, rope=rope)
+    rope.copy_(rope.flip(0))
+    assert error(fast.blocks[0](x, rope=rope), before) > 1e-3
+
+
 def test_a_network_with_other_blocks_is_left_as_it_is():
     model = timm.create_model("beit_base_patch16_224", img_size=32, depth=1, num_classes=3, embed_dim=48, num_heads=2)
     x = torch.randn(1, 3, 32, 32)

@@ -7,9 +7,10 @@ import torch
 from mechanisms import without_refused_prefix
 from torch import nn
 
-from subquad import ATTENTION, SubquadError, TokenGrid
+from subquad import ATTENTION, SubquadError, TokenGrid, use_backend
 from subquad.models.layers import SelfAttention
-from subquad.rope import COORDINATES, ROPES, AxialRope, rope_of
+from subquad.ops import turned_tokens
+from subquad.rope import COORDINATES, ROPES, AxialRope, Rotation, rope_of
 
 CPU = torch.device("cpu")
 every_rope = pytest.mark.parametrize("name", ROPES)
@@ -33,6 +34,32 @@ def test_a_pair_of_channels_is_turned_as_a_complex_number(name):
     parts = turned.real, turned.imag
     expected = torch.stack(parts, dim=-1).flatten(-2) if rotation.interleaved else torch.cat(parts, dim=-1)
     torch.testing.assert_close(rotation.turn(x), expected)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("heads", [(), (3,)], ids=["one table", "a table a head"])
+@pytest.mark.parametrize("width", [2, 6, 16, 40, 64])
+def test_whoever_turns_tokens_they_are_turned_alike(width, heads, interleaved):
+    tokens = torch.randn(2, 70, 5, 3, width)[:, :, 1].transpose(1, 2).requires_grad_()
+    rotation = Rotation(*torch.randn(2, *heads, 70, width), interleaved)
+    exact = Rotation(rotation.cos.double(), rotation.sin.double(), interleaved).turn(tokens.double())
+    turned = turned_tokens(rotation, tokens)
+    torch.testing.assert_close(turned, exact.float(), rtol=1e-5, atol=1e-5)
+    grad = torch.randn_like(turned)
+    found, wanted = (torch.autograd.grad(y, tokens, grad.to(y.dtype)) for y in (turned, exact))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    # which a kernel knows nothing of: features of two pieces, tables that learn, and more digits
+    twice = torch.cat([tokens, tokens], dim=-1).detach()
+    torch.testing.assert_close(turned_tokens(rotation, twice), torch.cat([turned, turned], dim=-1).detach())
+    cos = rotation.cos.clone().requires_grad_()
+    assert torch.autograd.grad(turned_tokens(rotation._replace(cos=cos), tokens).sum(), cos)[0].any()
+    assert turned_tokens(rotation, tokens.double()).dtype == torch.float64
+
+
+def test_other_numbers_of_tokens_than_a_rotation_has_are_one_line():
+    rotation = rope_of("dinov3", 8)(TokenGrid(2, 3), CPU)
+    with pytest.raises(SubquadError, match="6 tokens have a rotation, and 7 are to be turned"):
+        turned_tokens(rotation, torch.randn(1, 2, 7, 8))
 
 
 @every_rope
@@ -122,8 +149,9 @@ def test_the_host_turns_queries_and_keys_unless_the_mechanism_says_that_it_does(
     rotation = rope_of("eva02", 8)(grid, CPU)
     left, own = (SelfAttention(16, 2, kind, grid=grid) for kind in (Seeing, Rotating))
     own.load_state_dict(left.state_dict())
-    for layer in (left, own):
-        layer(x, grid=grid, rotation=rotation)
+    with use_backend("eager"):
+        for layer in (left, own):
+            layer(x, grid=grid, rotation=rotation)
     (q, k, _), (bare_q, bare_k, handed_over) = left.inner.seen, own.inner.seen
     assert handed_over is rotation
     assert torch.equal(q, rotation.turn(bare_q)) and torch.equal(k, rotation.turn(bare_k))

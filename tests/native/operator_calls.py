@@ -101,6 +101,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "norm_projection": _norm_projection,
         "projection_residual": _projection_residual,
         "patch_tokens": _patch_tokens,
+        "turned": _turned_alone,
         **MIXERS,
         "linear_sums": _linear_sums,
         "linear_answers": _linear_answers,
@@ -150,6 +151,17 @@ def _turned(width, weights, name="mala"):
         return weights(q, k, None, rotation_of(cos, sin, interleaved)) @ v
 
     return (*tokens_of_heads(width, 3), *tables), (interleaved, 1e-6), definition
+
+
+def _turned_alone(width):
+    """By tables of which nothing is known, of pairs of halves."""
+    width += width % 2
+
+    def definition(x, cos, sin):
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([second, first], dim=-1) * sin
+
+    return (*tokens_of_heads(width), draw(GRID.num_tokens, width), draw(GRID.num_tokens, width)), (False,), definition
 
 
 def _mlla(width):

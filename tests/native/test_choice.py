@@ -275,6 +275,8 @@ def calls_of_all():
         kernels.patch_tokens: (
             *(torch.randn(shape) for shape in ((2, 3, 4, 6), (8, 3, 2, 2), 8, (1, 1, 8), (1, 7, 8))),
         ),
+        kernels.turned: (torch.randn(2, 3, 9, 8), *torch.randn(2, 9, 8), False),
+        kernels.turned.gradient: (*torch.randn(2, 2, 3, 9, 8), *torch.randn(2, 9, 8), True),
         kernels.mlp: (*(torch.randn(shape) for shape in ((2, 9, 4), 4, 4, (6, 4), 6, (4, 6), 4)), None, "gelu", 1e-6),
     }
 

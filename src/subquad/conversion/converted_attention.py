@@ -25,6 +25,7 @@ from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.layers import init_linear
+from subquad.ops import turned_tokens
 from subquad.rope import Rotation
 from subquad.tracing import refuse_torchscript
 
@@ -226,7 +227,7 @@ class ConvertedAttention(nn.Module):
         grid = self.grid_under(x) if grid is None else grid
         inputs = self.inner.inputs
         if rotation is not None and "rotation" not in inputs:
-            q, k = rotation.turn(q), rotation.turn(k)
+            q, k = turned_tokens(rotation, q), turned_tokens(rotation, k)
         if (groups := q.shape[1] // k.shape[1]) > 1:
             k, v = (heads.repeat_interleave(groups, dim=1) for heads in (k, v))
         if mask is not None and "mask" not in inputs:

@@ -4,16 +4,18 @@ A library's file (`timm_blocks.py`, …) says what its softmax attention compute
 layer says so itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
 from subquad.inference.halves import does_more, drops_no_branch, drops_nothing, first_half, is_norm
+from subquad.inference.rotations import replayed_turning
 from subquad.inference.windowed_halves import half_in_windows
 from subquad.models.layers import is_linear
 from subquad.models.windows import Windows
+from subquad.rope import Rotation
 
 DROPPED_BY = "attn_drop", "proj_drop"
 """What drops weights and answers of an attention layer in training, in timm's."""
@@ -52,7 +54,14 @@ class Between(Protocol):
         """Where these tokens (b, n, c) stand, if what lies between asks for it."""
 
     def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
-        """(b, n, m) of what is projected, of tokens x (b, n, c), and of what the library hands over as positions."""
+        """(b, n, m) of what is projected, of tokens x (b, n, c), and of a rotation, or where a map's tokens stand."""
+
+
+class Turning(Between, Protocol):
+    """The same where a library hands over rotary positions."""
+
+    def rotation_of(self, x: Tensor, positions: Any) -> Rotation:
+        """These as a rotation of tokens (b, n, c)."""
 
 
 def converted(attn: nn.Module) -> Between | None:
@@ -95,6 +104,24 @@ def first_half_of(
     if windows is not None:
         return half_in_windows(block, x, windows, norm, weights, between, proj, scale, keeps=keeps)
     return first_half(block, x, norm, weights, between, proj, scale, keeps=keeps)
+
+
+def replayed_where_it_stands(
+    block: nn.Module,
+    mixing: Between | None,
+    x: Tensor,
+    rotation: Rotation | None,
+    steps: Callable[[Tensor, Any], Tensor],
+    settings: Hashable = None,
+) -> Tensor:
+    """A block's `steps(x, rotation)` of tokens x (b, n, c), by a tape where kernels do all of it.
+
+    `mixing` is that of its attention layer. Of some rows of an image there is no tape.
+    """
+    grid = None if mixing is None else mixing.grid_under(x)
+    if grid is not None and grid.whole is not grid:
+        return steps(x.contiguous(), rotation)
+    return replayed_turning(block, steps, x.contiguous(), rotation, settings=(grid, settings))
 
 
 def three(projected: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -22,6 +22,7 @@ from subquad.inference.halves import (
     second_half,
     second_half_on_map,
 )
+from subquad.inference.rotations import replayed_turning
 from subquad.inference.windowed_halves import half_in_windows
 from subquad.kernels import replayed
 from subquad.models.layers import (
@@ -52,7 +53,7 @@ def fuse(block: Block) -> None:
     block.fused_edges = first_edges if can_fuse_edges(block) else None
     block.fused_attention = FIRST_HALF if can_fuse_attention(block) else None
     block.fused = feed_forward if can_fuse(block) else feed_forward_on_map if can_fuse_on_map(block) else None
-    block.again = replayed
+    block.again = replayed_turning
 
 
 def first_tokens(stage: Stage, x: Tensor) -> tuple[Tensor, TokenGrid] | None:

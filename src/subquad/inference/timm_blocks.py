@@ -5,10 +5,9 @@ Such a block is of timm's class before and of a class derived from it afterwards
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
-import torch
-from timm.layers import apply_rot_embed_cat
 from timm.layers.attention import Attention, AttentionRope
 from timm.models import register_notrace_module
 from timm.models.beit import Block as BeitBlock
@@ -19,13 +18,23 @@ from timm.models.vision_transformer_relpos import RelPosBlock
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.foreign_halves import Between, InFewSteps, converted, first_half_of, is_asked_for, three
+from subquad.inference.foreign_halves import (
+    Between,
+    InFewSteps,
+    Turning,
+    converted,
+    first_half_of,
+    is_asked_for,
+    replayed_where_it_stands,
+    three,
+)
 from subquad.inference.halves import does_more, scaled
 from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plain_mlp, scale_of
-from subquad.kernels import replayed
+from subquad.inference.rotations import of_one_table, remembered
 from subquad.models.layers import is_linear
 from subquad.models.windows import Windows
-from subquad.ops import softmax_attention
+from subquad.ops import softmax_attention, turned_tokens
+from subquad.rope import Rotation
 from subquad.tracing import refuse_torchscript
 
 
@@ -38,15 +47,9 @@ class FusedBlock(Block):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.training or is_asked_for(*args, *kwargs.values()):
             return super().forward(x, *args, **kwargs)
-        mixing = mixing_of(self.attn)
-        grid = None if mixing is None else mixing.grid_under(x)
-        if grid is not None and grid.whole is not grid:
-            return self._steps(x)
-        y = replayed(self, "block", self._steps, x.contiguous(), settings=grid)
-        assert y is not None
-        return y
+        return replayed_where_it_stands(self, mixing_of(self.attn), x, None, self._steps)
 
-    def _steps(self, x: Tensor) -> Tensor:
+    def _steps(self, x: Tensor, rotation: None) -> Tensor:
         y = None
         if is_scale(self.ls1) and not does_more(self.ls1):
             y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), scale_of(self.ls1))
@@ -106,11 +109,17 @@ class FusedEvaBlock(EvaBlock):
     def forward(self, x: Tensor, rope: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         if self.training:
             return super().forward(x, rope, *args, **kwargs)
-        y = None
-        if not is_asked_for(*args, *kwargs.values()):
-            y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), self.gamma_1, rope)
-        if y is None:
+        if is_asked_for(*args, *kwargs.values()):
             y = x + self.drop_path1(scaled(self.attn(self.norm1(x), rope, *args, **kwargs), self.gamma_1))
+            return behind_factors(self, y, self.gamma_2)
+        mixing = mixing_of(self.attn)
+        rotation = None if mixing is None or rope is None else cast(Turning, mixing).rotation_of(x, rope)
+        return replayed_where_it_stands(self, mixing, x, rotation, partial(self._steps, rope=rope))
+
+    def _steps(self, x: Tensor, rotation: Rotation | None, rope: Tensor | None) -> Tensor:
+        y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), self.gamma_1, rotation)
+        if y is None:
+            y = x + self.drop_path1(scaled(self.attn(self.norm1(x), rope), self.gamma_1))
         return behind_factors(self, y, self.gamma_2)
 
 
@@ -159,7 +168,7 @@ def is_plain(attn: Any) -> bool:
 
 
 class TimmSoftmax:
-    """Between the projections of timm's attention; positions are timm's table of a rotation."""
+    """Between the projections of timm's attention; positions are a rotation."""
 
     answered_by = "proj"
     reads_tokens = False
@@ -175,13 +184,18 @@ class TimmSoftmax:
     def grid_under(self, x: Tensor) -> None:
         """Nothing asks for it."""
 
-    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def rotation_of(self, x: Tensor, rope: Tensor) -> Rotation:
+        """Timm's table as a rotation of tokens (b, n, c)."""
+        interleaved = not getattr(self.attn, "rotate_half", False)
+        return remembered(of_one_table, rope, prefix=self.attn.num_prefix_tokens, interleaved=interleaved)
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
         """(b, n, h·d)."""
         attn = self.attn
         q, k, v = (part.unflatten(-1, (attn.num_heads, attn.head_dim)).transpose(1, 2) for part in three(projected))
         q, k = attn.q_norm(q), attn.k_norm(k)
         if positions is not None:
-            q, k = (turned(attn, tokens, positions) for tokens in (q, k))
+            q, k = (turned_tokens(positions, tokens) for tokens in (q, k))
         return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
@@ -190,7 +204,7 @@ class TimmWindowSoftmax(TimmSoftmax):
 
     projected_by: ClassVar[tuple[str, ...]] = ("qkv",)
 
-    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
         """(b·r·l, n, h·d); in the place of positions stand the pairs that must not attend."""
         q, k, v = (part.unflatten(-1, (self.attn.num_heads, -1)).transpose(1, 2) for part in three(projected))
         return softmax_attention(q, k, v, positions, self.attn._get_rel_pos_bias()[0]).transpose(1, 2).flatten(2)
@@ -207,10 +221,3 @@ def windows_under(block: Any, image: Tensor) -> Windows:
     """Those of timm's block on a map (b, y, x, c)."""
     grid, shift = TokenGrid(image.shape[1], image.shape[2]), tuple(block.shift_size)
     return Windows(grid, TokenGrid(*block.window_size), shift if any(shift) else None, pads_first=False)
-
-
-def turned(attn: Any, tokens: Tensor, rope: Tensor) -> Tensor:
-    """Queries or keys (b, h, n, d), turned by where they stand; those of the prefix stand nowhere."""
-    prefix, others = tokens.split([attn.num_prefix_tokens, tokens.shape[2] - attn.num_prefix_tokens], dim=2)
-    by_place = apply_rot_embed_cat(others, rope, half=getattr(attn, "rotate_half", False))
-    return torch.cat([prefix, by_place.type_as(prefix)], dim=2)

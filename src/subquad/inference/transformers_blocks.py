@@ -6,17 +6,24 @@ parameters. All of them are of the same parts under other names, so that a famil
 
 import functools
 import importlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from subquad.inference.foreign_halves import Between, converted, first_half_of, is_asked_for
+from subquad.inference.foreign_halves import (
+    Between,
+    Turning,
+    converted,
+    first_half_of,
+    is_asked_for,
+    replayed_where_it_stands,
+)
 from subquad.inference.halves import activation_of, are_mlp, does_more, drops_nothing, is_norm, second_half
-from subquad.kernels import replayed
-from subquad.ops import softmax_attention
+from subquad.inference.rotations import of_two_tables, remembered
+from subquad.ops import softmax_attention, turned_tokens
+from subquad.rope import Rotation
 from subquad.tracing import refuse_torchscript
 
 
@@ -156,22 +163,21 @@ class FusedLayer(OfTransformers):
         drops = (getattr(self, name, None) for name in DROPPED_BY)
         if self.training or is_asked_for(*args, *settings.values()) or not drops_nothing(*drops):
             return super().forward(hidden_states, *args, **kwargs)
-        x, mixing = hidden_states.contiguous(), self._mixing()
-        grid = None if mixing is None else mixing.grid_under(x)
-        if positions is not None or (grid is not None and grid.whole is not grid):
-            return self._steps(x, positions)
+        mixing = self._mixing()
+        rotation = None
+        if mixing is not None and positions is not None:
+            rotation = cast(Turning, mixing).rotation_of(hidden_states, positions)
+        steps = functools.partial(self._steps, positions=positions)
         # what implements attention is chosen by a setting that is none of the block's own
-        y = replayed(self, "block", self._steps, x, settings=(grid, mixing is None))
-        assert y is not None
-        return y
+        return replayed_where_it_stands(self, mixing, hidden_states, rotation, steps, settings=mixing is None)
 
-    def _steps(self, x: Tensor, positions: Any = None) -> Tensor:
+    def _steps(self, x: Tensor, rotation: Rotation | None, positions: Any) -> Tensor:
         attn, mlp = getattr(self, self.parts.attention), self.get_submodule("mlp")
         norms = [getattr(self, name) for name in self.parts.norms]
         scales = [getattr(self, name) for name in self.parts.scales or ()] or [None, None]
         y = None
         if self._are_factors(scales[0]):
-            y = first_half_of(self, x, norms[0], attn, self._mixing(), factors(scales[0]), positions)
+            y = first_half_of(self, x, norms[0], attn, self._mixing(), factors(scales[0]), rotation)
         if y is None:
             given = {} if positions is None else {"position_embeddings": positions}
             y = x + through(scales[0], attn(norms[0](x), attention_mask=None, **given)[0])
@@ -228,7 +234,7 @@ def of_transformers(act: nn.Module) -> str | None:
 
 
 class TransformersSoftmax:
-    """Between the projections of transformers' attention; positions are its cosines and sines."""
+    """Between the projections of transformers' attention; positions are a rotation."""
 
     projected_by = PROJECTED_BY
     reads_tokens = False
@@ -239,11 +245,15 @@ class TransformersSoftmax:
     def grid_under(self, x: Tensor) -> None:
         """Nothing asks for it."""
 
+    def rotation_of(self, x: Tensor, positions: tuple[Tensor, Tensor]) -> Rotation:
+        """Cosines and sines as a rotation of tokens (b, n, c)."""
+        return remembered(of_two_tables, *positions, num_tokens=x.shape[1])
+
     def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
         """(b, n, h·d)."""
         q, k, v = (part.unflatten(-1, (-1, self.attn.head_dim)).transpose(1, 2) for part in projected)
         if positions is not None:
-            q, k = sys.modules[type(self.attn).__module__].apply_rotary_pos_emb(q, k, *positions)
+            q, k = (turned_tokens(positions, tokens) for tokens in (q, k))
         return softmax_attention(q, k, v).transpose(1, 2).flatten(2)
 
 

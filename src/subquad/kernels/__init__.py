@@ -31,6 +31,7 @@ from subquad.kernels.layer_operators import (
     norm_projection,
     patch_tokens,
     projection_residual,
+    turned,
 )
 from subquad.kernels.map_operators import convolve_windows, depthwise, local_branch, map_filter, map_products, pool
 from subquad.kernels.mixer_operators import (
@@ -124,6 +125,7 @@ __all__ = [
     "softmax_attention",
     "ttt_mixer",
     "ttt_unit",
+    "turned",
     "unavailable",
     "use_backend",
 ]

@@ -29,6 +29,25 @@ mlp = operator(
     needs_all_tokens=False,
 )
 
+TABLES = {"cos": "n d|h n d", "sin": "n d|h n d"}
+
+turned_gradient = operator(
+    "the gradient of a rotation of tokens",
+    "turned_gradient(Tensor grad, Tensor x, Tensor cos, Tensor sin, bool interleaved)",
+    {"grad": "b h n d", "x": "b h n d"} | TABLES,
+    needs_all_tokens=False,
+)
+
+# x cos + its partner's x sin, see subquad.rope: pairs are neighbours where they are `interleaved`, or of two halves
+turned = operator(
+    "a rotation of tokens",
+    "turned(Tensor x, Tensor cos, Tensor sin, bool interleaved)",
+    {"x": "b h n d"} | TABLES,
+    gradient=turned_gradient,
+    backward=lambda gradient, grad, tensors, settings: (gradient(grad, *tensors, *settings), None, None),
+    needs_all_tokens=False,
+)
+
 NORM = {"norm_weight": "c", "norm_bias": "c"}
 
 

@@ -13,7 +13,7 @@ from einops import rearrange
 from timm.layers import DropPath, GluMlp, Mlp
 from torch import Tensor, nn
 
-from subquad.attention.bricks import check_answer, is_heard
+from subquad.attention.bricks import check_answer, is_heard, turned_tokens
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import TokenGrid
@@ -172,9 +172,9 @@ class SelfAttention(nn.Module):
     def _turned(self, tokens: Tensor, rotation: Rotation) -> Tensor:
         """Queries or keys (b, h, n, d) of the host's heads turned; a mechanism's own have no tables, and stay."""
         if self.all_heads == self.num_heads:
-            return rotation.turn(tokens)
+            return turned_tokens(rotation, tokens)
         own, others = tokens.split([self.num_heads, self.all_heads - self.num_heads], dim=1)
-        return torch.cat([rotation.turn(own), others], dim=1)
+        return torch.cat([turned_tokens(rotation, own), others], dim=1)
 
     @property
     def reads_tokens(self) -> bool:
@@ -298,8 +298,8 @@ class AttentionSteps(NamedTuple):
     answers: Callable[["Block", Tensor, Tensor, int], Tensor | None]
 
 
-Again = Callable[..., Tensor | None]
-"""`subquad.kernels.replayed`."""
+Again = Callable[..., Tensor]
+"""`subquad.inference.rotations.replayed_turning`."""
 
 
 class Block(nn.Module):
@@ -352,12 +352,10 @@ class Block(nn.Module):
     """What makes steps again without looking at them anew, given by `subquad.inference`."""
 
     def forward(self, x: Tensor, *, grid: TokenGrid, rotation: Rotation | None = None) -> Tensor:
-        if self.again is None or self.training or rotation is not None or grid.whole is not grid:
+        if self.again is None or self.training or grid.whole is not grid:
             return self._steps(x, grid, rotation)
         # patches that a convolution makes lie channel by channel
-        y = self.again(self, "block", lambda x: self._steps(x, grid, None), x.contiguous(), settings=grid)
-        assert y is not None
-        return y
+        return self.again(self, lambda x, rotation: self._steps(x, grid, rotation), x.contiguous(), rotation, grid)
 
     def _steps(self, x: Tensor, grid: TokenGrid, rotation: Rotation | None) -> Tensor:
         x = self.in_front(x, grid)

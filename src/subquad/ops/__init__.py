@@ -48,6 +48,7 @@ from subquad.ops.soft_formula import (
 )
 from subquad.ops.softmax_formula import softmax_attention, softmax_weights
 from subquad.ops.ttt_formula import ttt_filter, ttt_unit
+from subquad.ops.turning import turned_tokens
 
 OPERATIONS: dict[str, Shapes] = {
     "add_local": map_formulas.SHAPES,
@@ -131,4 +132,5 @@ __all__ = [
     "softmax_weights",
     "ttt_filter",
     "ttt_unit",
+    "turned_tokens",
 ]

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into
@@ -12,8 +11,9 @@ from subquad.conversion.families.timm_recorder import TimmRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
+from subquad.inference.rotations import of_one_table, remembered
 from subquad.models.layers import biased
-from subquad.rope import Rotation, with_signs
+from subquad.rope import Rotation
 
 
 class TimmAttention(ConvertedAttention):
@@ -46,14 +46,12 @@ class TimmAttention(ConvertedAttention):
         return self.through("proj_drop", self.through("proj", y))
 
     def _answers(
-        self, projected: Iterable[Tensor], x: Tensor, rope: Tensor | None, mask: Tensor | None = None
+        self, projected: Iterable[Tensor], x: Tensor, rope: Tensor | Rotation | None, mask: Tensor | None = None
     ) -> Tensor:
         """What goes into the last projection, of queries, keys and values (b, n, h·d)."""
         q, k, v = map(self.split, projected)
         q, k = self.through("q_norm", q), self.through("k_norm", k)
-        # not the layer's own number: of some rows of an image only the first bring prefix tokens
-        prefix = 0 if rope is None else self.recorder.grid_of(x).prefix
-        rotation = None if rope is None else rotation_of(rope, prefix, interleaved=not self.rotate_half)
+        rotation = rope if rope is None or isinstance(rope, Rotation) else self.rotation_of(x, rope)
         y = self.through("norm", self.mix(q, k, v, x, rotation=rotation, mask=mask))
         return y * self.through("gate", x).sigmoid() if self.has("gate") else y
 
@@ -70,8 +68,14 @@ class TimmAttention(ConvertedAttention):
             return "q_proj", "k_proj", "v_proj"
         return ("qkv",) if self.own_weight("q_bias") is None else ()
 
-    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """What goes into the last projection (b, n, h·d), of what the first gives of tokens x and timm's rotation."""
+    def rotation_of(self, x: Tensor, rope: Tensor) -> Rotation:
+        """Timm's table as a rotation of tokens x (b, n, c)."""
+        # not the layer's own number: of some rows of an image only the first bring prefix tokens
+        prefix = self.recorder.grid_of(x).prefix
+        return remembered(of_one_table, rope, prefix=prefix, interleaved=not self.rotate_half)
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Rotation | None = None) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of what the first gives of tokens x."""
         return self._answers(three(projected), x, positions)
 
     def projections(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -113,10 +117,3 @@ def forbidden(attn_mask: Tensor | None) -> Tensor | None:
     if not bool((unseen | (attn_mask == 0)).all()):
         raise SubquadError("a converted layer takes masks of True and False, and no biases of pairs")
     return unseen
-
-
-def rotation_of(rope: Tensor, prefix: int, *, interleaved: bool) -> Rotation:
-    """Timm's table of sines and cosines (…, y·x, 2d) for the tokens behind `prefix`, as a rotation of all tokens."""
-    sin, cos = rope.chunk(2, dim=-1)
-    rows = (0, 0, prefix, 0)
-    return Rotation(F.pad(cos, rows, value=1), F.pad(with_signs(sin, interleaved=interleaved), rows), interleaved)

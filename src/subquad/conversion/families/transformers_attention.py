@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into
 from subquad.conversion.families.pair_biases import with_bias
 from subquad.errors import SubquadError
-from subquad.rope import Rotation, with_signs
+from subquad.inference.rotations import of_two_tables, remembered
+from subquad.rope import Rotation
 
 
 class TransformersAttention(ConvertedAttention):
@@ -88,12 +88,12 @@ class TransformersAttention(ConvertedAttention):
         self,
         projected: Sequence[Tensor],
         x: Tensor,
-        turned_by: tuple[Tensor, Tensor] | None = None,
+        turned_by: tuple[Tensor, Tensor] | Rotation | None = None,
         padding: Tensor | None = None,
     ) -> Tensor:
         """What goes into the last projection, of queries, keys and values (b, n, h·d)."""
         q, k, v = self._heads(*projected)
-        rotation = None if turned_by is None else rotation_of(turned_by[0], turned_by[1], x.shape[1])
+        rotation = turned_by if turned_by is None or isinstance(turned_by, Rotation) else self.rotation_of(x, turned_by)
         return self.mix(q, k, v, x, rotation=rotation, padding=padding)
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,8 +109,12 @@ class TransformersAttention(ConvertedAttention):
         """The layer that projects back."""
         return self.output_projection
 
-    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Any = None) -> Tensor:
-        """What goes into the last projection (b, n, h·d), of what is projected of tokens x and of cosines and sines."""
+    def rotation_of(self, x: Tensor, positions: tuple[Tensor, Tensor]) -> Rotation:
+        """Cosines and sines as a rotation of tokens x (b, n, c)."""
+        return remembered(of_two_tables, *positions, num_tokens=x.shape[1])
+
+    def between(self, projected: Sequence[Tensor], x: Tensor, positions: Rotation | None = None) -> Tensor:
+        """What goes into the last projection (b, n, h·d), of what is projected of tokens x."""
         return self._answers(projected, x, positions)
 
 
@@ -231,9 +235,3 @@ def padding_of(attention_mask: Tensor) -> Tensor:
             "a converted layer takes masks of absent tokens, and none that differ among queries or heads"
         )
     return ~seen[:, 0, 0]
-
-
-def rotation_of(cos: Tensor, sin: Tensor, num_tokens: int) -> Rotation:
-    """DINOv3's tables (y·x, d) of the map's tokens as a rotation of all, prefix tokens first, which do not turn."""
-    rows = (0, 0, num_tokens - sin.shape[-2], 0)
-    return Rotation(F.pad(cos, rows, value=1), F.pad(with_signs(sin, interleaved=False), rows), interleaved=False)

@@ -4,6 +4,7 @@ Letters: b batch, n tokens, c channels, m hidden channels. Tokens and weights ar
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +19,16 @@ from subquad.kernels.cpu.passing import (
     long,
     norm_of,
     numbers_of,
+    of_one_dtype,
     parameter_of,
     rows_of,
+    shape_of,
     tokens_of,
+    turning_of,
     weight_of,
 )
 from subquad.kernels.cpu.states import FEATURES
-from subquad.kernels.declaring import implements
+from subquad.kernels.declaring import empty_tokens, implements
 
 
 @implements(operators.mlp, "native")
@@ -128,6 +132,29 @@ def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | Non
     parameters = weight_of(weight.to(x.dtype)), *map(as_it_lies, (bias, scale))
     kernel("projection_residual", x.dtype)(shape, tokens, rows_of(y.to(x.dtype))[0], *parameters, rows_of(out)[0])
     return out
+
+
+@implements(operators.turned, "native")
+def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """See subquad.ops.turned_tokens."""
+    out = empty_tokens(x)
+    kernel("turned", x.dtype)(
+        shape_of(x, x), tokens_of(x), turning_of(cos, sin), ctypes.c_int32(interleaved), tokens_of(out)
+    )
+    return out
+
+
+def _tables_learn(*arguments: Any) -> str | None:
+    *_, cos, sin, _ = arguments
+    return "tables that learn get no gradient there" if cos.requires_grad or sin.requires_grad else None
+
+
+@implements(operators.turned_gradient, "native", cannot=_tables_learn)
+def turned_gradient(grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Turned back: what a channel gave its partner comes from there."""
+    partners = sin.unflatten(-1, (-1, 2) if interleaved else (2, -1)).flip(-1 if interleaved else -2).flatten(-2)
+    grad, _ = of_one_dtype(grad, x)
+    return turned(grad, cos, partners, interleaved).to(x.dtype)
 
 
 @implements(operators.patch_tokens, "native")

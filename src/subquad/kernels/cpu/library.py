@@ -97,6 +97,7 @@ FUNCTIONS = (
     "ttt_mixer",
     "ttt_unit",
     "ttt_unit_gradient",
+    "turned",
 )
 """What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
 

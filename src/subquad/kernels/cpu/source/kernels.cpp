@@ -17,4 +17,5 @@
 #include "mixers.h"
 #include "newer_mixers.h"
 #include "patches.h"
+#include "turned.h"
 #include "replay.h"
