@@ -208,10 +208,27 @@ def cogview4():
     return CogView4Transformer2DModel(**FILMS, **sizes)
 
 
+def aura_flow():
+    from diffusers import AuraFlowTransformer2DModel
+
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "joint_attention_dim": 24, "caption_projection_dim": 16}
+    sizes |= {"num_mmdit_layers": 1, "num_single_dit_layers": 2, "sample_size": 8, "pos_embed_max_size": 144}
+    return AuraFlowTransformer2DModel(**sizes)
+
+
+def hunyuan_dit():
+    from diffusers import HunyuanDiT2DModel
+
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "patch_size": 2, "sample_size": 8}
+    sizes |= {"hidden_size": 16, "num_layers": 4, "cross_attention_dim": 24, "cross_attention_dim_t5": 16}
+    return HunyuanDiT2DModel(**sizes, pooled_projection_dim=8, text_len=5, text_len_t5=4, mlp_ratio=2)
+
+
 # name: what makes it, and which latents it takes besides 8×8
 DIFFUSION = {
     "DiT": (dit, [(12, 12), (6, 6)]),
     "PixArt": (pixart, [(12, 8), (4, 20)]),
+    "HunyuanDiT": (hunyuan_dit, [(12, 8), (4, 20)]),
     "SD3": (sd3, [(12, 8), (4, 20)]),
     "SD3.5": (sd35, [(12, 8), (4, 20)]),
     "Flux": (flux, [(12, 8), (4, 20)]),
@@ -236,6 +253,7 @@ DIFFUSION = {
     "SkyReels V2": (partial(wan, "SkyReelsV2"), [(12, 8), (4, 20)]),
     "Wan VACE": (partial(wan, "WanVACE", vace_layers=[0], vace_in_channels=4), [(12, 8), (4, 20)]),
     "CogView4": (cogview4, [(12, 8), (4, 20)]),
+    "AuraFlow": (aura_flow, [(12, 8), (4, 20)]),
     "Cosmos": (cosmos, [(12, 8), (4, 20)]),
     "AnyFlow": (anyflow, [(12, 8), (4, 20)]),
     "Mochi": (mochi, [(12, 8), (4, 20)]),
@@ -245,8 +263,15 @@ OF_FRAMES = ("Wan", "Wan VACE", "ChronoEdit", "SkyReels V2", "Cosmos", "AnyFlow"
 """Films whose texts do not attend together with them, called much alike."""
 UNEVEN = ("Flux 3", "Lumina 2", "Z-Image")
 """Whose blocks differ in how many tokens there are beside the map."""
-JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", *OF_FRAMES, "LTX", *UNEVEN)]
+JOINT = [name for name in DIFFUSION if name not in ("DiT", "PixArt", "HunyuanDiT", *OF_FRAMES, "LTX", *UNEVEN)]
 """Whose texts attend together with the image, all of them in front of it."""
+REGISTERS = {"AuraFlow": 8}
+"""Tokens that learn, in front of a text."""
+
+
+def in_front(name, text=5):
+    """Tokens in front of the image where a text has so many."""
+    return text + REGISTERS.get(name, 0)
 
 
 def denoiser(name):
@@ -272,6 +297,13 @@ def inputs(name, height=8, width=8, text=5):
         hidden, conditions = noise(2, 4, height, width), {"resolution": None, "aspect_ratio": None}
         texts = {"encoder_hidden_states": noise(2, text, 32), "added_cond_kwargs": conditions}
         return {"hidden_states": hidden, "timestep": timestep, **texts}
+    if name == "HunyuanDiT":
+        angles = torch.rand(height // 2 * (width // 2), 4, generator=generator).repeat_interleave(2, dim=-1)
+        texts = {"encoder_hidden_states": noise(2, 5, 24), "encoder_hidden_states_t5": noise(2, 4, 16)}
+        texts |= {"text_embedding_mask": torch.ones(2, 5), "text_embedding_mask_t5": torch.ones(2, 4)}
+        more = {"image_meta_size": noise(2, 6), "style": torch.zeros(2, dtype=torch.long)}
+        more |= {"timestep": timestep.float(), "image_rotary_emb": (angles.cos(), angles.sin())}
+        return {"hidden_states": noise(2, 4, height, width), **texts, **more}
     if name in OF_FRAMES:
         film = {"hidden_states": noise(2, 4, 3, height, width), "timestep": timestep}
         if name == "AnyFlow":
@@ -286,6 +318,8 @@ def inputs(name, height=8, width=8, text=5):
         latents, texts = noise(2, 4, 1, height, width), noise(2, text, 24)
         return {"x": list(latents), "t": timestep / 1000, "cap_feats": list(texts)}
     texts = {"encoder_hidden_states": noise(2, text, 24)}
+    if name == "AuraFlow":
+        return {"hidden_states": noise(2, 4, height, width), "timestep": timestep / 1000, **texts}
     if name in ("SD3", "SD3.5"):
         pooled = {"pooled_projections": noise(2, 12)}
         return {"hidden_states": noise(2, 4, height, width), "timestep": timestep, **texts, **pooled}

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from foreign import difference
-from foreign_diffusion import DIFFUSION, JOINT, UNEVEN, denoised, denoiser, inputs, sample_of
+from foreign_diffusion import DIFFUSION, JOINT, UNEVEN, denoised, denoiser, in_front, inputs, sample_of
 from mechanisms import assert_refused, refuses
 from torch import nn
 
@@ -68,7 +68,7 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
     model = denoiser(name)
     calls = [inputs(name, *size) for size in [(8, 8), *DIFFUSION[name][1]]]
     before, state = denoised(model, calls[0]), {key: value.clone() for key, value in model.state_dict().items()}
-    prefix = {"prefix": 5} if name in JOINT else {}
+    prefix = {"prefix": in_front(name)} if name in JOINT else {}
     for attention in SUB_QUADRATIC:
         settings = {"num_agents": 4} if attention == "agent" else {}
         if (prefix or name in UNEVEN) and refuses(attention, "prefix"):
@@ -93,7 +93,7 @@ def test_every_mechanism_runs_and_the_old_network_comes_back_to_the_bit(name):
 def test_it_is_kept_in_a_file_beside_its_teacher(name, tmp_path):
     model, call = denoiser(name), inputs(name)
     chosen = {"attention": "inline"} if name in UNEVEN else {"attention": "agent", "num_agents": 4}
-    student = subquad.convert(model, **chosen, prefix=5 if name in JOINT else None)
+    student = subquad.convert(model, **chosen, prefix=in_front(name) if name in JOINT else None)
     save_delta(student, tmp_path / "delta.safetensors", teacher=model)
     loaded = load_converted(tmp_path / "delta.safetensors", model)
     assert torch.equal(denoised(loaded, call), denoised(student, call))
@@ -185,8 +185,11 @@ def test_texts_may_be_of_any_length_unless_positions_are_learned(name):
     student = subquad.convert(denoiser(name), "linear")
     for text in (1, 5, 9):
         assert denoised(student, inputs(name, text=text)).isfinite().all()
-    student = subquad.convert(denoiser(name), "pola", prefix=5)
-    with pytest.raises(SubquadError, match=r"for 5 text tokens and gets 9: convert with prefix=9") as caught:
+    few, many = in_front(name), in_front(name, 9)
+    student = subquad.convert(denoiser(name), "pola", prefix=few)
+    with pytest.raises(
+        SubquadError, match=f"for {few} text tokens and gets {many}: convert with prefix={many}"
+    ) as caught:
         denoised(student, inputs(name, text=9))
     assert "\n" not in str(caught.value)
 
@@ -261,7 +264,7 @@ def test_mistakes_are_one_line(call, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in DIFFUSION if "Hunyuan" in name])
+@pytest.mark.parametrize("name", [name for name in JOINT if "Hunyuan" in name])
 def test_blocks_of_a_text_alone_stay(name):
     student = subquad.convert(denoiser(name), "linear")
     assert all(

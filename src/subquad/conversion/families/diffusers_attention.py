@@ -1,4 +1,4 @@
-"""Self-attention of diffusers' transformers: DiT and PixArt; SD3, whose text attends as well.
+"""Self-attention of diffusers' transformers: DiT, PixArt and HunyuanDiT; SD3, whose text attends as well.
 
 Tokens of a text stand nowhere on the map and come first, as prefix tokens; there may be more or fewer at each call.
 Cross-attention stays as it is.
@@ -31,6 +31,7 @@ LIKE_FLUX = {
 """Networks of diffusers with a layer like Flux's, and how their classes are called."""
 
 CALLED_OTHERWISE = {
+    "AuraFlowAttnProcessor2_0": "diffusers_rows.AuraAttention",
     "Lumina2AttnProcessor2_0": "diffusers_rows.LuminaAttention",
     "MochiAttnProcessor2_0": "diffusers_beside_texts.MochiAttention",
     "QwenDoubleStreamAttnProcessor2_0": "diffusers_rows.QwenAttention",
@@ -49,7 +50,7 @@ CALLED_OTHERWISE = {
 PROCESSORS = (
     REPLACEABLE
     | CALLED_OTHERWISE.keys()
-    | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor"}
+    | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor", "HunyuanAttnProcessor2_0"}
     | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor", "Flux3AttnProcessor", "Krea2AttnProcessor"}
     | {"AnyFlowAttnProcessor", "LTXVideoAttnProcessor", "SkyReelsV2AttnProcessor", "WanAttnProcessor"}
     | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
@@ -62,7 +63,7 @@ OF_TEXT = ("add_{}_proj", "norm_added_{}")
 
 
 class DiffusersAttention(ConvertedAttention):
-    """Stand for the attention of DiT, PixArt and SD3."""
+    """Stand for the attention of DiT, PixArt, HunyuanDiT and SD3."""
 
     replaces: ClassVar[tuple[str, ...]] = tuple(
         f"diffusers.models.attention_processor.{name}" for name in ("Attention", "MochiAttention")

@@ -138,9 +138,10 @@ class QwenRecorder(PackedRecorder):
 
 
 class LatentRecorder(GridRecorder):
-    """Listens to what is called with latents (b, c, y, x), and knows the size of a patch: of CogView4 and Lumina 2."""
+    """Listens to what is called with latents (b, c, y, x), and knows a patch: of AuraFlow, CogView4 and Lumina 2."""
 
     embeddings: ClassVar[tuple[str, ...]] = (
+        f"{TRANSFORMERS}.auraflow_transformer_2d.AuraFlowPatchEmbed",
         f"{TRANSFORMERS}.transformer_cogview4.CogView4PatchEmbed",
         f"{TRANSFORMERS}.transformer_lumina2.Lumina2RotaryPosEmbed",
     )

@@ -163,6 +163,19 @@ class LuminaAttention(UnevenRows):
         return self.mix_rows(hidden_states, attention_mask, image_rotary_emb)
 
 
+class AuraAttention(DiffusersAttention):
+    """AuraFlow's: text and registers in front of the image, in its last blocks in one row with it."""
+
+    listener: ClassVar[type[GridRecorder]] = LatentRecorder
+
+    @classmethod
+    def sees_text(cls, original: Any) -> bool:
+        return True
+
+    def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
+        return self.behind_text(self.recorder.grid_within(tokens, self), tokens)
+
+
 class FluxAttention(DiffusersAttention):
     """Flux's: rotary positions of both, and blocks in which text and image are one row of tokens already."""
 
