@@ -39,6 +39,7 @@ from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
 from subquad.ops.branch_at_once import projection
 from subquad.ops.linear_formula import linear_answers, linear_sums
+from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation, rope_of
 from subquad.substituting import substituted
 
@@ -310,7 +311,7 @@ def run_parts(x, grid):
     with torch.no_grad():
         linear_answers(x, linear_sums(x, x), grid.num_tokens)
         for interleaved in (True, False) if x.shape[3] % 2 == 0 else ():
-            ops.turned_tokens(Rotation(*torch.randn(2, n, x.shape[3]), interleaved), x)
+            turned_tokens(Rotation(*torch.randn(2, n, x.shape[3]), interleaved), x)
         width = x.shape[3]
         for some, bias in ((x.flatten(0, 1), torch.randn(2 * width + 3)), (x[:, 0, :, : width - 1], None)):
             weight = torch.randn(2 * width + 3, some.shape[2]).to(x.dtype)

@@ -9,7 +9,7 @@ from torch import nn
 
 from subquad import ATTENTION, SubquadError, TokenGrid, use_backend
 from subquad.models.layers import SelfAttention
-from subquad.ops import turned_tokens
+from subquad.ops.turning import turned_tokens
 from subquad.rope import COORDINATES, ROPES, AxialRope, Rotation, rope_of
 
 CPU = torch.device("cpu")

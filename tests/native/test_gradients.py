@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from subquad import TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, unavailable, use_backend
 from subquad.ops import focused_formula, mhla_formula, soft_formula, ttt_formula
+from subquad.ops.turning import turned_tokens
 from subquad.positions import BiasTables, GridBias
 from subquad.rope import Rotation, rotation_of
 
@@ -326,7 +327,7 @@ GRADIENT_CALLS = {
         x, x, torch.randn(48, 3, 3), grid=grid, kv_grid=grid, backend="native"
     ),
     "map_products_gradient": lambda x, few, grid: ttt_formula.filter_sums(x, x, grid=grid, seen=grid),
-    "turned_gradient": lambda x, few, grid: ops.turned_tokens(Rotation(*torch.randn(2, 30, 16), True), x),
+    "turned_gradient": lambda x, few, grid: turned_tokens(Rotation(*torch.randn(2, 30, 16), True), x),
     "pool_gradient": lambda x, few, grid: ops.pool_tokens(x, grid, TokenGrid(2, 2), backend="native"),
     "soft_gather_gradient": lambda x, few, grid: kernels.run(
         kernels.soft_gather, "native", soft_formula._gather, (x, few, x), (1.0,)

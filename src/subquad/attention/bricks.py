@@ -13,8 +13,8 @@ from torch.nn.modules import module as every
 from subquad.errors import SubquadError, shown
 from subquad.grid import GridRows, TokenGrid, rows_beside
 from subquad.ops import Shapes, add_local
-from subquad.ops import turned_tokens as turned_tokens  # hosts take it from here
 from subquad.ops.padding import zero_padding
+from subquad.ops.turning import turned_tokens as turned_tokens  # hosts take it from here
 from subquad.rope import Rotation
 from subquad.tracing import is_listened_to, surely
 

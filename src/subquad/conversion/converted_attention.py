@@ -25,7 +25,7 @@ from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.layers import init_linear
-from subquad.ops import turned_tokens
+from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
 from subquad.tracing import refuse_torchscript
 

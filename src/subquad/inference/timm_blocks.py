@@ -33,7 +33,8 @@ from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plai
 from subquad.inference.rotations import of_one_table, remembered
 from subquad.models.layers import is_linear
 from subquad.models.windows import Windows
-from subquad.ops import softmax_attention, turned_tokens
+from subquad.ops import softmax_attention
+from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
 from subquad.tracing import refuse_torchscript
 

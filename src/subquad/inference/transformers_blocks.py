@@ -22,7 +22,8 @@ from subquad.inference.foreign_halves import (
 )
 from subquad.inference.halves import activation_of, are_mlp, does_more, drops_nothing, is_norm, second_half
 from subquad.inference.rotations import of_two_tables, remembered
-from subquad.ops import softmax_attention, turned_tokens
+from subquad.ops import softmax_attention
+from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
 from subquad.tracing import refuse_torchscript
 

@@ -48,7 +48,6 @@ from subquad.ops.soft_formula import (
 )
 from subquad.ops.softmax_formula import softmax_attention, softmax_weights
 from subquad.ops.ttt_formula import ttt_filter, ttt_unit
-from subquad.ops.turning import turned_tokens
 
 OPERATIONS: dict[str, Shapes] = {
     "add_local": map_formulas.SHAPES,
@@ -132,5 +131,4 @@ __all__ = [
     "softmax_weights",
     "ttt_filter",
     "ttt_unit",
-    "turned_tokens",
 ]

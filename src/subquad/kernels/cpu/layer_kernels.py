@@ -136,7 +136,7 @@ def projection_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | Non
 
 @implements(operators.turned, "native")
 def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """See subquad.ops.turned_tokens."""
+    """See subquad.ops.turning."""
     out = empty_tokens(x)
     kernel("turned", x.dtype)(
         shape_of(x, x), tokens_of(x), turning_of(cos, sin), ctypes.c_int32(interleaved), tokens_of(out)
@@ -152,6 +152,7 @@ def _tables_learn(*arguments: Any) -> str | None:
 @implements(operators.turned_gradient, "native", cannot=_tables_learn)
 def turned_gradient(grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Turned back: what a channel gave its partner comes from there."""
+    operators.turned_gradient.shapes.check(grad, x, cos, sin)
     partners = sin.unflatten(-1, (-1, 2) if interleaved else (2, -1)).flip(-1 if interleaved else -2).flatten(-2)
     grad, _ = of_one_dtype(grad, x)
     return turned(grad, cos, partners, interleaved).to(x.dtype)
