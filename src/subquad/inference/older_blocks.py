@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from subquad.grid import TokenGrid
-from subquad.inference.foreign_halves import first_half_of, is_asked_for
+from subquad.inference.foreign_halves import first_half_of, is_asked_for, replayed_where_it_stands
 from subquad.inference.halves import are_mlp, does_more, drops_nothing, is_norm, second_half
 from subquad.inference.transformers_blocks import (
     OfTransformers,
@@ -21,7 +21,6 @@ from subquad.inference.transformers_blocks import (
     of_blocks,
     of_transformers,
 )
-from subquad.kernels import replayed
 from subquad.ops import softmax_attention
 
 BLOCKS = (
@@ -78,12 +77,7 @@ class FusedOlderLayer(OfTransformers):
         if behind:
             # where the map is behind all others, here once and not before and behind each layer
             x = x.roll(behind, dims=1)
-        grid = None if mixing is None else mixing.grid_under(x)
-        if grid is not None and grid.whole is not grid:
-            y: Tensor | None = self._steps(x)
-        else:
-            y = replayed(self, "block", self._steps, x, settings=(grid, mixing is None))
-        assert y is not None
+        y = replayed_where_it_stands(self, mixing, x, None, lambda x, _: self._steps(x), settings=mixing is None)
         return y.roll(-behind, dims=1) if behind else y
 
     def _steps(self, x: Tensor) -> Tensor:
