@@ -72,6 +72,29 @@ def test_sides_that_a_squeeze_leaves_stay(format, tmp_path):
     torch.testing.assert_close(found, model(images), rtol=1e-5, atol=1e-5)
 
 
+class Turning(torch.nn.Module):
+    """Positions as complex numbers, some of them written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.polar(torch.ones(5, 4), torch.rand(5, 4))
+
+    def forward(self, x):
+        turns = torch.cat(self.table.split([2, 2], dim=1)[::-1], dim=1)
+        turns[0] = torch.complex(torch.zeros(4), torch.ones(4))
+        signs = torch.ones(4)
+        signs[::2] = -1
+        return x * turns.real + x.flip(-1) * turns.imag * signs
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx", "openvino"])
+def test_constants_may_be_complex(format, tmp_path):
+    pytest.importorskip("onnxruntime" if format == "onnx" else "openvino")
+    model, x, file = Turning(), torch.randn(2, 5, 4), tmp_path / f"network.{'xml' if format == 'openvino' else format}"
+    export(model, file, format=format, given={"x": torch.randn(2, 5, 4)})
+    torch.testing.assert_close(open_exported(file, format)(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("host", sorted(SMALL))

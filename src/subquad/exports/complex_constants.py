@@ -1,6 +1,7 @@
-"""Complex numbers that hang on nothing that is taken, as rotary positions of known sizes do: ONNX has none."""
+"""Complex numbers that depend on nothing that is taken, as rotary positions of known sizes do: ONNX has none."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,41 +10,47 @@ from torch.export import ExportedProgram
 
 
 def with_real_constants(program: ExportedProgram) -> ExportedProgram:
-    """The program with all that is computed of complex constants alone in it as what comes of it.
+    """The program with what comes of complex constants alone as constants of its own.
 
-    It is the same program where there are no complex numbers, or sizes may change.
+    It is the same one where there are no complex numbers, or sizes may change.
     """
     if program.range_constraints or not any(map(_is_complex, program.graph.nodes)):
         return program
     # without what is written in place, which would be missed
     graph_module: Any = program.run_decompositions({}).module()
     graph = graph_module.graph
-    values = _constants(graph_module)
-    behind: set[fx.Node] = set()
-    for node in [node for node in graph.nodes if node in values]:
-        if _is_complex(node) or not behind.isdisjoint(node.all_input_nodes):
-            behind.add(node)
-    for number, node in enumerate(graph.nodes):
-        if node in behind and not _is_complex(node) and isinstance(values[node], Tensor):
-            graph_module.register_buffer(name := f"computed_{number}", values[node])
-            with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.get_attr(name))
+    constant, behind = set[fx.Node](), dict[fx.Node, None]()
+    for node in graph.nodes:
+        if node.op == "get_attr" or (_is_a_function(node) and constant.issuperset(node.all_input_nodes)):
+            constant.add(node)
+            if _is_complex(node) or any(one in behind for one in node.all_input_nodes):
+                behind[node] = None
+    wanted = [node for node in behind if not _is_complex(node) and any(user not in behind for user in node.users)]
+    for number, (node, value) in enumerate(_values(graph_module, wanted).items()):
+        graph_module.register_buffer(name := f"computed_{number}", value)
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.get_attr(name))
     graph.eliminate_dead_code()
     graph_module.recompile()
     assert program.example_inputs is not None
     return torch.export.export(graph_module, *program.example_inputs, strict=False)
 
 
-def _constants(graph_module: fx.GraphModule) -> dict[fx.Node, Any]:
-    """What nodes give that read constants alone, or nothing."""
+def _values(graph_module: fx.GraphModule, wanted: Sequence[fx.Node]) -> dict[fx.Node, Tensor]:
+    """What nodes give that read constants alone, or nothing, and nothing besides is computed."""
+    needed, left = set[fx.Node](), list(wanted)
+    while left:
+        if (node := left.pop()) not in needed:
+            needed.add(node)
+            left += node.all_input_nodes
     values: dict[fx.Node, Any] = {}
     for node in graph_module.graph.nodes:
-        if node.op == "get_attr":
+        if node in needed and node.op == "get_attr":
             values[node] = operator.attrgetter(node.target)(graph_module)
-        elif _is_a_function(node) and all(one in values for one in node.all_input_nodes):
+        elif node in needed:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
-    return values
+    return {node: values[node] for node in wanted if isinstance(values[node], Tensor)}
 
 
 def _is_a_function(node: fx.Node) -> bool:
