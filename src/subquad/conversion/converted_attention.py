@@ -9,9 +9,10 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
+import torch.nn.functional as F
 from timm.models import register_notrace_module
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
@@ -20,11 +21,11 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from subquad.attention import traits_of
-from subquad.attention.bricks import check_answer
+from subquad.attention.bricks import check_answer, is_heard
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.models.layers import init_linear
+from subquad.models.layers import init_linear, is_linear
 from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
 from subquad.tracing import refuse_torchscript
@@ -283,6 +284,14 @@ def channels_into(layer: nn.Module) -> int:
 def channels_out_of(layer: nn.Module) -> int:
     """Channels of what a linear layer gives, or what stands in its place."""
     return _says(layer, "out_features")
+
+
+def biased(layer: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
+    """Tokens through a linear layer that has no bias, and one that stands beside it."""
+    if is_linear(layer) and not is_heard(layer):
+        return F.linear(x, cast(nn.Linear, layer).weight, bias)
+    y: Tensor = layer(x)
+    return y + bias
 
 
 def _says(layer: Any, name: str) -> int:

@@ -103,16 +103,13 @@ class FusedBeitBlock(BeitBlock):
 
 @register_notrace_module
 class FusedEvaBlock(EvaBlock):
-    """timm's block with rotary positions in evaluation, whose second half is one step where its MLP is plain."""
+    """timm's block with rotary positions in evaluation; training, masks and causal attention are as they were."""
 
     __prepare_scriptable__ = refuse_torchscript
 
     def forward(self, x: Tensor, rope: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        if self.training:
+        if self.training or is_asked_for(*args, *kwargs.values()):
             return super().forward(x, rope, *args, **kwargs)
-        if is_asked_for(*args, *kwargs.values()):
-            y = x + self.drop_path1(scaled(self.attn(self.norm1(x), rope, *args, **kwargs), self.gamma_1))
-            return behind_factors(self, y, self.gamma_2)
         mixing = mixing_of(self.attn)
         rotation = None if mixing is None or rope is None else cast(Turning, mixing).rotation_of(x, rope)
         return replayed_where_it_stands(self, mixing, x, rotation, partial(self._steps, rope=rope))

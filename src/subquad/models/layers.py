@@ -5,7 +5,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, p 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -257,14 +257,6 @@ def is_linear(module: nn.Module) -> bool:
     """
     is_one = type(module) is nn.Linear or isinstance(module, LinearLayer)
     return is_one and type(module.weight) in (nn.Parameter, Tensor)
-
-
-def biased(layer: nn.Module, x: Tensor, bias: Tensor) -> Tensor:
-    """Tokens through a linear layer that has no bias, and one that stands beside it."""
-    if is_linear(layer) and not is_heard(layer):
-        return F.linear(x, cast(nn.Linear, layer).weight, bias)
-    y: Tensor = layer(x)
-    return y + bias
 
 
 def whole_bias(qkv: nn.Linear) -> Tensor | None:

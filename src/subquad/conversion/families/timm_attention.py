@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, channels_into
+from subquad.conversion.converted_attention import ConvertedAttention, biased, channels_into
 from subquad.conversion.families.timm_recorder import TimmRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.inference.foreign_halves import three
 from subquad.inference.rotations import of_one_table, remembered
-from subquad.models.layers import biased
 from subquad.rope import Rotation
 
 

@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import channels_into
+from subquad.conversion.converted_attention import biased, channels_into
 from subquad.conversion.families.windowed_blocks import Parts, WindowedBlock, as_cosines, continuous_bias, window_bias
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of, three
 from subquad.inference.timm_blocks import behind_factors
-from subquad.models.layers import biased
 
 BIAS, DISTANCES = "relative_position_bias_table", "relative_coords_table"
 
