@@ -95,7 +95,7 @@ class Table(MutableMapping[str, Entry]):
         if self._entries.get(name) is entry:
             return
         known = self._entries.get(name)
-        taken = [_where(known)] if known is not None and not _is_again(known, entry) else []
+        taken = [where_defined(known)] if known is not None and not is_again(known, entry) else []
         # a plug-in may well register what its entry point names
         own = getattr(entry, "__module__", "") if isinstance(entry, type) else ""
         if name != self._loading:
@@ -128,7 +128,9 @@ class Table(MutableMapping[str, Entry]):
         Raises:
             SubquadError: it can't be imported, lacks something, or has a name that another one has.
         """
-        others = [_where(self._entries[name])] if name in self._entries else [f", {_origin(p)}" for p in points[1:]]
+        others = (
+            [where_defined(self._entries[name])] if name in self._entries else [f", {_origin(p)}" for p in points[1:]]
+        )
         if others:
             other = others[0].removeprefix(", ") or "one of this library's"
             raise SubquadError(f"'{name}' is both {_origin(points[0])} and {other}: uninstall one of them")
@@ -173,15 +175,15 @@ def _points_of(package: Distribution, group: str) -> list[EntryPoint]:
         return []
 
 
-def _where(entry: object) -> str:
+def where_defined(entry: object) -> str:
     """Where a class is defined, behind a comma; nothing of other objects, which do not know it."""
     return f", {entry.__module__}.{entry.__qualname__}" if isinstance(entry, type) else ""
 
 
-def _is_again(known: object, entry: object) -> bool:
+def is_again(known: object, entry: object) -> bool:
     """Whether a class of a notebook was made anew, as when its cell is run again; those of a function may be others."""
-    where = _where(entry)
-    return where == _where(known) and where.startswith(", __main__.") and "<locals>" not in where
+    where = where_defined(entry)
+    return where == where_defined(known) and where.startswith(", __main__.") and "<locals>" not in where
 
 
 def _package(module: str) -> str:

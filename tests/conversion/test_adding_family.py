@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
 import torch.nn.functional as F
 from foreign import answer, difference, images
@@ -12,7 +13,8 @@ from torch import nn
 
 import subquad
 from subquad.conversion import ConvertedAttention, converted_layers, register_family
-from subquad.conversion.families import known_families
+from subquad.conversion.families import known_families, own_families
+from subquad.errors import SubquadError
 
 PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
 
@@ -46,7 +48,7 @@ class Network(nn.Module):
 
 
 def test_the_family_of_the_page_is_converted(monkeypatch):
-    monkeypatch.setattr(known_families, "_REGISTERED", {})
+    monkeypatch.setattr(known_families, "REGISTERED", {})
     package = ModuleType("my_package.layers")
     package.Attention = Attention
     monkeypatch.setitem(sys.modules, "my_package.layers", package)
@@ -88,13 +90,24 @@ class ConvertedBlock(ConvertedAttention):
 
 
 def test_a_class_may_stand_for_a_block(monkeypatch):
-    monkeypatch.setattr(known_families, "_REGISTERED", {})
+    monkeypatch.setattr(known_families, "REGISTERED", {})
     register_family(ConvertedBlock)
     model = nn.Sequential(Network().embed, nn.Flatten(2), Transpose(), nn.Sequential(Block(), Block()))
     student = subquad.convert(model, "softmax", img_size=64)
     assert list(student.subquad_conversion.paths.values()) == ["3.0", "3.1"]
     assert difference(answer(student, images()), answer(model, images())) < 1e-6
     assert torch.equal(answer(subquad.restore(student), images()), answer(model, images()))
+
+
+def test_two_families_of_one_layer_are_refused(monkeypatch):
+    monkeypatch.setattr(known_families, "REGISTERED", {})
+    register_family(ConvertedBlock)
+    register_family(ConvertedBlock)
+    for name in (*ConvertedBlock.replaces, *list(own_families())[:3]):
+        other = type("Other", (ConvertedBlock,), {"replaces": (f"{__name__}.Of", name)})
+        with pytest.raises(SubquadError, match=f"there is a family of '{name}' already, .*: two can't stand for it"):
+            register_family(other)
+    assert list(known_families.REGISTERED) == list(ConvertedBlock.replaces)
 
 
 class Transpose(nn.Module):

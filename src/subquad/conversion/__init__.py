@@ -7,7 +7,7 @@ from subquad.conversion.conversion_run import Converted, convert_run
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.delta_files import load_converted, save_converted, save_delta
 from subquad.conversion.distilling import distil
-from subquad.conversion.families import FAMILIES, register_family
+from subquad.conversion.families import register_family
 from subquad.conversion.hybrids import blocks_but, blocks_for, blocks_within, hybrid, sensitivity, trade_off
 from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers, restore
@@ -15,7 +15,6 @@ from subquad.conversion.towers import find_tower
 from subquad.conversion.training_free import convert_without_training
 
 __all__ = [
-    "FAMILIES",
     "Advice",
     "Alignment",
     "Comparison",

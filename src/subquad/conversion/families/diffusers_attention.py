@@ -6,8 +6,7 @@ Cross-attention stays as it is.
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 """
 
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -21,42 +20,6 @@ from subquad.grid import TokenGrid
 from subquad.positions import GridTable
 from subquad.rope import Rotation, with_signs
 
-LIKE_FLUX = {
-    "flux": "Flux",
-    "bria": "Bria",
-    "bria_fibo": "BriaFibo",
-    "longcat_image": "LongCatImage",
-    "ovis_image": "OvisImage",
-}
-"""Networks of diffusers with a layer like Flux's, and how their classes are called."""
-
-CALLED_OTHERWISE = {
-    "AuraFlowAttnProcessor2_0": "diffusers_rows.AuraAttention",
-    "Lumina2AttnProcessor2_0": "diffusers_rows.LuminaAttention",
-    "MochiAttnProcessor2_0": "diffusers_beside_texts.MochiAttention",
-    "QwenDoubleStreamAttnProcessor2_0": "diffusers_rows.QwenAttention",
-    "ZSingleStreamAttnProcessor": "diffusers_rows.ZAttention",
-    # in the blocks of FIBO that have text and image in one row
-    "BriaAttnProcessor": "diffusers_rows.FluxAttention",
-    "CosmosAttnProcessor2_0": "diffusers_films.CosmosAttention",
-    "CogView4AttnProcessor": "diffusers_beside_texts.CogViewAttention",
-    "CogVideoXAttnProcessor2_0": "diffusers_beside_texts.CogVideoAttention",
-    "HunyuanImageAttnProcessor": "diffusers_beside_texts.HunyuanImageAttention",
-    "HunyuanVideoAttnProcessor2_0": "diffusers_beside_texts.HunyuanAttention",
-    "HunyuanVideo15AttnProcessor2_0": "diffusers_beside_texts.Hunyuan15Attention",
-}
-"""What stands for diffusers' usual layer with a processor that is called in another way than most, in which file."""
-
-PROCESSORS = (
-    REPLACEABLE
-    | CALLED_OTHERWISE.keys()
-    | {"JointAttnProcessor2_0", "XFormersJointAttnProcessor", "HunyuanAttnProcessor2_0"}
-    | {"Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor", "Flux3AttnProcessor", "Krea2AttnProcessor"}
-    | {"AnyFlowAttnProcessor", "LTXVideoAttnProcessor", "SkyReelsV2AttnProcessor", "WanAttnProcessor"}
-    | {f"{name}AttnProcessor" for name in LIKE_FLUX.values()}
-)
-"""Processors of diffusers that compute plain softmax attention, of image tokens alone or of a text's as well."""
-
 OF_IMAGE = ("to_{}", "norm_{}")
 OF_TEXT = ("add_{}_proj", "norm_added_{}")
 """How diffusers calls what projects and norms queries, keys and values; a text may share those of the image."""
@@ -69,6 +32,14 @@ class DiffusersAttention(ConvertedAttention):
         f"diffusers.models.attention_processor.{name}" for name in ("Attention", "MochiAttention")
     )
 
+    processors: ClassVar[tuple[str, ...]] = (
+        *sorted(REPLACEABLE),
+        "JointAttnProcessor2_0",
+        "XFormersJointAttnProcessor",
+        "HunyuanAttnProcessor2_0",
+    )
+    """Processors of diffusers that a layer may have, which compute plain softmax attention."""
+
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         # what networks and pipelines of diffusers look up
@@ -77,7 +48,7 @@ class DiffusersAttention(ConvertedAttention):
         self.context_pre_only = getattr(original, "context_pre_only", None)
 
     def check(self, original: Any) -> None:
-        refuse_patched(original)
+        self.refuse_patched(original)
         for extra in EXTRAS:
             if getattr(original, extra, None):
                 raise SubquadError(f"it has a {extra}, which a converted layer does not know")
@@ -92,15 +63,26 @@ class DiffusersAttention(ConvertedAttention):
     def tokens_width(self, original: Any) -> int:
         return channels_into(original.to_q)
 
+    def refuse_patched(self, original: Any) -> None:
+        """Raise where a layer's processor computes something else than it usually does, or projections are fused."""
+        kind = type(original.processor).__name__
+        if isinstance(original.processor, MergedAttention):
+            raise SubquadError("agents or token merging are on: call remove_agent_attention() first")
+        if kind not in self.processors:
+            raise SubquadError(
+                f"it has a {kind}, which no converted layer stands for: where it is not the network's own, reset it "
+                "with set_attn_processor"
+            )
+        if getattr(original, "fused_projections", False):
+            raise SubquadError("its projections are fused: call unfuse_qkv_projections() first")
+
     @classmethod
     def standing_for(cls, original: Any) -> type[ConvertedAttention]:
         # one class of diffusers is called in as many ways as it has processors
-        place = CALLED_OTHERWISE.get(type(original.processor).__name__)
-        if cls is not DiffusersAttention or place is None:
+        if cls is not DiffusersAttention:
             return cls
-        module, _, name = place.partition(".")
-        found: type[ConvertedAttention] = getattr(import_module(f"{__package__}.{module}"), name)
-        return found
+        kind = type(original.processor).__name__
+        return next((one for one in _derived_from(cls) if kind in vars(one).get("processors", ())), cls)
 
     @classmethod
     def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
@@ -199,18 +181,9 @@ LEAST_ADDED = -1e3
 """What is added to a score and is less than this hides a key; what is more weighs it."""
 
 
-def refuse_patched(original: Any) -> None:
-    """Raise where a layer's processor computes something else than plain attention, or its projections are fused."""
-    kind = type(original.processor).__name__
-    if isinstance(original.processor, MergedAttention):
-        raise SubquadError("agents or token merging are on: call remove_agent_attention() first")
-    if kind not in PROCESSORS:
-        raise SubquadError(
-            f"it has a {kind}, which no converted layer stands for: where it is not the network's own, reset it with "
-            "set_attn_processor"
-        )
-    if getattr(original, "fused_projections", False):
-        raise SubquadError("its projections are fused: call unfuse_qkv_projections() first")
+def _derived_from(cls: type[DiffusersAttention]) -> Iterator[type[DiffusersAttention]]:
+    for one in cls.__subclasses__():
+        yield from (one, *_derived_from(one))
 
 
 def refuse_given(arguments: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from subquad.conversion.families.diffusers_attention import (
     DiffusersAttention,
     absent_tokens,
     refuse_given,
-    refuse_patched,
     rotation_of,
     rotation_of_halves,
 )
@@ -131,6 +130,7 @@ class AttentionBesideText(DiffusersAttention):
 class CogViewAttention(AttentionBesideText):
     """CogView4's, whose rotary positions turn the first half of a head's channels with the second."""
 
+    processors: ClassVar[tuple[str, ...]] = ("CogView4AttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = LatentRecorder
 
     def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
@@ -140,12 +140,14 @@ class CogViewAttention(AttentionBesideText):
 class CogVideoAttention(AttentionBesideText):
     """CogVideoX's (Yang et al. 2024, arXiv 2408.06072), of all frames."""
 
+    processors: ClassVar[tuple[str, ...]] = ("CogVideoXAttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = CogVideoRecorder
 
 
 class HunyuanAttention(AttentionBesideText):
     """HunyuanVideo's (Kong et al. 2024, arXiv 2412.03603): texts with absent tokens, whose own blocks stay."""
 
+    processors: ClassVar[tuple[str, ...]] = ("HunyuanVideoAttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = HunyuanRecorder
 
     def absent_first(self, attention_mask: Tensor | None, image: Tensor) -> Tensor | None:
@@ -157,6 +159,7 @@ class HunyuanAttention(AttentionBesideText):
 class HunyuanImageAttention(HunyuanAttention):
     """HunyuanImage 2.1's."""
 
+    processors: ClassVar[tuple[str, ...]] = ("HunyuanImageAttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = HunyuanImageRecorder
 
 
@@ -172,6 +175,7 @@ class BesideTold(AttentionBesideText):
 class Hunyuan15Attention(BesideTold):
     """HunyuanVideo 1.5's."""
 
+    processors: ClassVar[tuple[str, ...]] = ("HunyuanVideo15AttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = Hunyuan15Recorder
 
 
@@ -194,10 +198,11 @@ class MochiRecorder(TokensOfFilmRecorder):
 class MochiAttention(BesideTold):
     """Mochi's (Genmo 2024), of all frames: texts whose last tokens may be absent."""
 
+    processors: ClassVar[tuple[str, ...]] = ("MochiAttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = MochiRecorder
 
     def check(self, original: Any) -> None:
-        refuse_patched(original)
+        self.refuse_patched(original)
 
     def rotation_of_image(self, cos: Tensor, sin: Tensor) -> Rotation:
         # (n, h, d / 2): heads turn otherwise

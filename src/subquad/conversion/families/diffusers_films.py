@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from subquad.conversion.families.diffusers_attention import (
     DiffusersAttention,
     refuse_given,
-    refuse_patched,
     rotation_of,
     rotation_of_halves,
     rotation_of_turns,
@@ -80,6 +79,7 @@ class CosmosRecorder(FilmRecorder):
 class CosmosAttention(DiffusersAttention):
     """Cosmos' (1, 2 and 2.5; NVIDIA 2025, arXiv 2501.03575): rotary positions of one half of a head with the other."""
 
+    processors: ClassVar[tuple[str, ...]] = ("CosmosAttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = CosmosRecorder
 
     def forward(
@@ -100,7 +100,7 @@ class AcrossHeads(DiffusersAttention):
     """What these have in common: norms of queries and keys go across the heads."""
 
     def check(self, original: Any) -> None:
-        refuse_patched(original)
+        self.refuse_patched(original)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.heads, original.inner_dim // original.heads
@@ -127,6 +127,7 @@ class LTXAttention(FirstAcrossHeads):
     """LTX-Video's (HaCohen et al. 2025, arXiv 2501.00103): rotary positions, which differ from head to head."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_ltx.LTXAttention",)
+    processors: ClassVar[tuple[str, ...]] = ("LTXVideoAttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = LTXRecorder
 
     def check(self, original: Any) -> None:
@@ -160,6 +161,7 @@ class WanAttention(AcrossHeads):
         f"{TRANSFORMERS}.transformer_{module}"
         for module in ("chronoedit.WanAttention", "skyreels_v2.SkyReelsV2Attention", "wan.WanAttention")
     )
+    processors: ClassVar[tuple[str, ...]] = ("SkyReelsV2AttnProcessor", "WanAttnProcessor")
     listener: ClassVar[type[GridRecorder]] = WanRecorder
 
     def check(self, original: Any) -> None:
@@ -185,6 +187,7 @@ class AnyFlowAttention(FirstAcrossHeads):
     """AnyFlow's, which is Wan's: rotary positions are complex numbers, the same for queries and keys."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_anyflow.AnyFlowAttention",)
+    processors: ClassVar[tuple[str, ...]] = ("AnyFlowAttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = WanRecorder
 
     def forward(  # type: ignore[override]

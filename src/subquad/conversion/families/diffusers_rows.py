@@ -10,11 +10,9 @@ from torch import Tensor
 
 from subquad.conversion.converted_attention import Mechanism, channels_into
 from subquad.conversion.families.diffusers_attention import (
-    LIKE_FLUX,
     DiffusersAttention,
     absent_tokens,
     refuse_given,
-    refuse_patched,
     rotation_of_turns,
 )
 from subquad.conversion.families.diffusers_recorder import (
@@ -31,10 +29,20 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.rope import Rotation
 
+LIKE_FLUX = {
+    "flux": "Flux",
+    "bria": "Bria",
+    "bria_fibo": "BriaFibo",
+    "longcat_image": "LongCatImage",
+    "ovis_image": "OvisImage",
+}
+"""Networks of diffusers with a layer like Flux's, and how their classes are called."""
+
 
 class QwenAttention(DiffusersAttention):
     """Qwen-Image's: rotary positions of both, as complex numbers, and texts with absent tokens."""
 
+    processors: ClassVar[tuple[str, ...]] = ("QwenDoubleStreamAttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = QwenRecorder
 
     def forward(  # type: ignore[override]
@@ -114,6 +122,7 @@ class UnevenRows(DiffusersAttention):
 class ZAttention(UnevenRows):
     """Z-Image's, one row of an image and behind it what fills it up, and a text; here these stand in front of it."""
 
+    processors: ClassVar[tuple[str, ...]] = ("ZSingleStreamAttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = ZRecorder
     others_see: ClassVar[str | None] = "texts alone"
     network: ClassVar[str] = "Z-Image"
@@ -143,6 +152,7 @@ class ZAttention(UnevenRows):
 class LuminaAttention(UnevenRows):
     """Lumina 2's: blocks of the image alone, and those of a text and behind it the image; heads share keys."""
 
+    processors: ClassVar[tuple[str, ...]] = ("Lumina2AttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = LatentRecorder
     network: ClassVar[str] = "Lumina 2"
 
@@ -166,6 +176,7 @@ class LuminaAttention(UnevenRows):
 class AuraAttention(DiffusersAttention):
     """AuraFlow's: text and registers in front of the image, in its last blocks in one row with it."""
 
+    processors: ClassVar[tuple[str, ...]] = ("AuraFlowAttnProcessor2_0",)
     listener: ClassVar[type[GridRecorder]] = LatentRecorder
 
     @classmethod
@@ -182,6 +193,8 @@ class FluxAttention(DiffusersAttention):
     replaces: ClassVar[tuple[str, ...]] = tuple(
         f"{TRANSFORMERS}.transformer_{module}.{name}Attention" for module, name in LIKE_FLUX.items()
     )
+    # blocks of FIBO that have text and image in one row have Bria's in diffusers' usual layer
+    processors: ClassVar[tuple[str, ...]] = tuple(f"{name}AttnProcessor" for name in LIKE_FLUX.values())
     listener: ClassVar[type[GridRecorder]] = FluxRecorder
 
     @classmethod
@@ -201,6 +214,7 @@ class Flux2Attention(FluxAttention):
     """Flux 2's, of blocks in which text and image have projections of their own."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux2.Flux2Attention",)
+    processors: ClassVar[tuple[str, ...]] = ("Flux2AttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = Flux2Recorder
 
 
@@ -208,10 +222,11 @@ class Flux2ParallelAttention(FluxAttention):
     """Flux 2's of the other blocks: projections shared with those of the block's MLP, which is within the layer."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux2.Flux2ParallelSelfAttention",)
+    processors: ClassVar[tuple[str, ...]] = ("Flux2ParallelSelfAttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = Flux2Recorder
 
     def check(self, original: Any) -> None:
-        refuse_patched(original)
+        self.refuse_patched(original)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.heads, original.inner_dim // original.heads
@@ -235,9 +250,10 @@ class KreaAttention(FluxAttention):
     """Krea 2's: one row of text and image, heads that share keys, and a gate; blocks of the text alone stay."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_krea2.Krea2Attention",)
+    processors: ClassVar[tuple[str, ...]] = ("Krea2AttnProcessor",)
 
     def check(self, original: Any) -> None:
-        refuse_patched(original)
+        self.refuse_patched(original)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.head_dim
@@ -254,11 +270,12 @@ class Flux3Attention(UnevenRows):
     """Flux 3's: blocks of the image alone, and behind them those of a text and the image; the text's own stay."""
 
     replaces: ClassVar[tuple[str, ...]] = (f"{TRANSFORMERS}.transformer_flux3.Flux3Attention",)
+    processors: ClassVar[tuple[str, ...]] = ("Flux3AttnProcessor",)
     listener: ClassVar[type[GridRecorder]] = Flux3Recorder
     network: ClassVar[str] = "Flux 3"
 
     def check(self, original: Any) -> None:
-        refuse_patched(original)
+        self.refuse_patched(original)
 
     @classmethod
     def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
