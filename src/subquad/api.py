@@ -35,13 +35,14 @@ from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
-from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of, stated_size
+from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
 from subquad.exports import export as export_network
 from subquad.flags import Flag, Number
 from subquad.holding import holding
 from subquad.inference import optimize
 from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
+from subquad.models.stated_inputs import stated_size
 from subquad.pages import check_page, measure_of, write_analysis, write_conversion, write_report
 from subquad.ranges import Pixels, Positive, checks_arguments, describe, fits, height_and_width
 from subquad.runs import open_trained

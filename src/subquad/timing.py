@@ -3,26 +3,14 @@
 import random
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Key = TypeVar("Key", bound=Hashable)
 Run = Callable[[], object]
-
-
-def image_channels(model: nn.Module) -> int:
-    """Of the images that a network is timed on: as it or its backbone says, or its first convolution; else 3."""
-    modules = list(model.modules())
-    said = next((channels for one in modules if isinstance(channels := getattr(one, "in_chans", None), int)), None)
-    # of images, or of films as towers of language models have it
-    first = next((one for one in modules if isinstance(one, nn.Conv2d | nn.Conv3d)), None)
-    if said is None:
-        return 3 if first is None else first.in_channels
-    # a backbone behind a convolution of somebody's own says what that one gives; convolutions of heads give others
-    in_front = first is not None and first.out_channels == said and not hasattr(model, "in_chans")
-    return first.in_channels if first is not None and in_front else said
 
 
 def now(device: torch.device) -> float:
@@ -83,15 +71,23 @@ def warmed_up(
     return {key: run for key, run in passes.items() if key not in slow}, slow
 
 
-def interleaved_ms(passes: Mapping[Key, Run], repeats: int, device: torch.device) -> dict[Key, list[float]]:
+def interleaved_ms(
+    passes: Mapping[Key, Run],
+    repeats: int,
+    device: torch.device,
+    *,
+    within: Callable[[Key], AbstractContextManager[object]] = nullcontext,
+) -> dict[Key, list[float]]:
     """How many milliseconds each pass takes, `repeats` times; they should be warm.
 
     All take turns, so that what else the machine does hits all alike, and in another order each time, as what ran
-    before leaves its data in the cache or takes it out.
+    before leaves its data in the cache or takes it out. The context that `within` makes of a pass's key is entered and
+    left beside the clock.
     """
     times: dict[Key, list[float]] = {key: [] for key in passes}
     order = random.Random(0)
     for _ in range(repeats):
         for key in order.sample(list(passes), len(passes)):
-            times[key].append(1000 * seconds_of(passes[key], device))
+            with within(key):
+                times[key].append(1000 * seconds_of(passes[key], device))
     return times

@@ -13,6 +13,7 @@ import subquad
 from subquad import SubquadError
 from subquad.conversion import load_converted, save_delta
 from subquad.kernels import multipliers
+from subquad.models.stated_inputs import stated_size
 
 LIBRARIES = list({name.split()[0]: name for name in reversed(FOREIGN)}.values())
 """A network of each library."""
@@ -34,6 +35,17 @@ def test_torchscript_is_refused_with_what_to_take_instead():
     for call in (lambda: torch.jit.trace(student, x), lambda: torch.jit.script(student)):
         with pytest.raises(SubquadError, match=r"subquad.export\(model, path, format='pt2'\)"):
             call()
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_converted_as_it_is_says_its_size(name):
+    model = teacher(name)
+    try:
+        student = subquad.convert(model, "softmax", in_place=True)
+    except SubquadError as error:
+        assert "img_size" in str(error)
+    else:
+        assert stated_size(student) is not None
 
 
 @pytest.mark.slow

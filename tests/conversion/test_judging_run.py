@@ -13,7 +13,7 @@ import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.analysis import attention_weights
 from subquad.attention import traits_of
-from subquad.conversion import conversion_of
+from subquad.conversion import Judging, conversion_of
 from subquad.conversion.conversion_record import REPORT, Record, read_record
 from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.labelled_features import (
@@ -29,6 +29,13 @@ from subquad.data import InputConfig
 
 CONFIG = InputConfig((64, 64))
 PICTURES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def test_sizes_are_asked_before_anything_is_trained():
+    assert Judging(sizes=(64, (64, 96))).sizes == (64, (64, 96))
+    for size in (-3, "large", (64, 0), (64, 64, 64)):
+        with pytest.raises(SubquadError, match="a size of sizes is pixels, one number or height and width, got"):
+            Judging(sizes=(64, size))
 
 
 @pytest.mark.parametrize("attention", WITHOUT_WEIGHTS)

@@ -37,6 +37,7 @@ from subquad.conversion import (
 )
 from subquad.conversion.judging import linear_probe, nearest_neighbours
 from subquad.conversion.measured_costs import check_sizes, measure_costs
+from subquad.conversion.replacing import old_layer
 from subquad.conversion.training_free import NystromAttention
 from subquad.exports.engine_times import timed_here
 from subquad.tasks.network_costs import count_macs, count_macs_of
@@ -254,6 +255,27 @@ def test_the_blocks_that_cost_least_are_converted_first():
     ):
         with pytest.raises(SubquadError, match=says):
             call()
+
+
+def test_hybrids_are_timed_without_what_makes_them(monkeypatch):
+    model, student = fitted("linear")
+    made = []
+
+    def noted_layer(layer):
+        made.append(layer)
+        return old_layer(layer)
+
+    def seconds_of(run, device):
+        before = len(made)
+        run()
+        assert len(made) == before
+        return 1.0
+
+    monkeypatch.setattr("subquad.conversion.hybrids.old_layer", noted_layer)
+    monkeypatch.setattr("subquad.timing.seconds_of", seconds_of)
+    damages = sensitivity(student, model, [PICTURES])
+    assert [row.ms for row in trade_off(student, model, [PICTURES], damages, at=(64, 64), repeats=2)] == [1000] * 3
+    assert made
 
 
 def test_a_hybrid_is_a_converted_network_like_any(tmp_path):

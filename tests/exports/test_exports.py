@@ -34,7 +34,8 @@ from subquad.exports import (
 )
 from subquad.exports.checking import checked_shapes, largest_difference, tried_images
 from subquad.exports.engines import InEngine
-from subquad.exports.exporting import least_pixels, stated_size
+from subquad.exports.exporting import least_pixels
+from subquad.models.stated_inputs import stated_size
 from subquad.tasks import task_named
 from subquad.tasks.segmentation.scene_transforms import SceneInput
 from subquad.tasks.segmentation.trained_segmenter import TrainedSegmenter
@@ -142,6 +143,9 @@ def test_a_network_is_written_for_the_images_that_it_says_it_is_made_for():
         ({"img_size": 32}, (32, 32)),
         ({"image_size": 32}, (32, 32)),
         ({"config": SimpleNamespace(image_size=[32, 48])}, wide),
+        ({"img_size": [32, 48]}, wide),
+        ({"pretrained_cfg": {"input_size": (3, 32, 48)}}, wide),
+        ({"pretrained_cfg": {"input_size": (3, 8, 8)}, "subquad_conversion": SimpleNamespace(img_size=wide)}, wide),
         ({"patch_embed": SimpleNamespace(img_size=wide), "config": other}, wide),
         ({"img_size": wide, "config": other}, wide),
         ({"config": {}, "image_size": 32}, (32, 32)),

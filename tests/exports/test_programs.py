@@ -7,7 +7,7 @@ import pytest
 import torch
 from hosts import SMALL, fewest, small
 
-from subquad import ATTENTION
+from subquad import ATTENTION, SubquadError
 from subquad.exports import DTYPES, EXPORTERS, export, open_exported
 from subquad.exports.programs import DYNAMIC, as_formulas, program_of
 from subquad.models.assembling import settings_of
@@ -93,6 +93,16 @@ def test_constants_may_be_complex(format, tmp_path):
     model, x, file = Turning(), torch.randn(2, 5, 4), tmp_path / f"network.{'xml' if format == 'openvino' else format}"
     export(model, file, format=format, given={"x": torch.randn(2, 5, 4)})
     torch.testing.assert_close(open_exported(file, format)(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_are_asked_before_what_is_given(tmp_path):
+    given = {"input": torch.randn(2, 4)}
+    for model, dtype, says in (
+        (torch.nn.Linear(4, 3), "bf16", "the network is torch.float32: bring it to torch.bfloat16 first"),
+        (torch.nn.Linear(4, 3, device="meta"), "fp32", "this network is on meta, where no weights are"),
+    ):
+        with pytest.raises(SubquadError, match=says):
+            export(model, tmp_path / "network.pt2", format="pt2", dtype=dtype, given=given)
 
 
 @pytest.mark.slow

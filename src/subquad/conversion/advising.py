@@ -25,9 +25,10 @@ from subquad.conversion.replacing import convert, converted_layers
 from subquad.conversion.towers import Tower, find_tower
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.models.stated_inputs import image_channels
 from subquad.ranges import check_repeats
 from subquad.text import columns, one_line
-from subquad.timing import Run, image_channels, interleaved_ms
+from subquad.timing import Run, interleaved_ms
 
 MIXING = "attention between its projections"
 WORTH_A_WORD = 0.01

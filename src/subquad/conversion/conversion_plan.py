@@ -154,6 +154,8 @@ class Judging:
             raise SubquadError(
                 f"{self.labelled_dir} is where labelled data are, of which none are named: give labelled too"
             )
+        for size in self.sizes:
+            height_and_width(size, "a size of sizes")
 
 
 OTHERS = ("run.json", BEST, HUB_CONFIG)

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subquad.conversion.towers import Tower
 from subquad.kernels import use_backend
-from subquad.timing import image_channels
+from subquad.models.stated_inputs import image_channels
 
 
 @dataclass(frozen=True)

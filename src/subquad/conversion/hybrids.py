@@ -4,8 +4,8 @@ An aligned student holds both layers of each block. A hybrid is the student with
 """
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,9 +19,10 @@ from subquad.conversion.replacing import check_teacher, conversion_of, converted
 from subquad.conversion.unlabelled_images import num_images
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
+from subquad.models.stated_inputs import image_channels
 from subquad.ranges import check_repeats
 from subquad.text import one_line
-from subquad.timing import image_channels, interleaved_ms
+from subquad.timing import interleaved_ms
 from subquad.weights.files import within_wrappers
 
 
@@ -63,11 +64,11 @@ def converting_only(student: nn.Module, blocks: Collection[int]) -> Iterator[nn.
     away = {number: layer for number, layer in layers.items() if number not in set(blocks)}
     try:
         for number, layer in away.items():
-            _set(student, conversion.paths[number], old_layer(layer))
+            student.set_submodule(conversion.paths[number], old_layer(layer))
         yield student
     finally:
         for number, layer in away.items():
-            _set(student, conversion.paths[number], layer)
+            student.set_submodule(conversion.paths[number], layer)
 
 
 def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
@@ -205,28 +206,24 @@ def _times(
     parameter = next(student.parameters())
     image = torch.randn(1, image_channels(student), *at, device=parameter.device, dtype=parameter.dtype)
 
-    def pass_of(blocks: tuple[int, ...]) -> Callable[[], None]:
-        def run() -> None:
-            with converting_only(student, blocks), torch.inference_mode():
-                student(image)
+    def run() -> None:
+        with torch.inference_mode():
+            student(image)
 
-        return run
+    def only(blocks: tuple[int, ...]) -> AbstractContextManager[object]:
+        return converting_only(student, blocks)
 
-    passes = {blocks: pass_of(blocks) for blocks in hybrids}
     try:
-        for run in passes.values():
-            run()
+        for blocks in hybrids:
+            with only(blocks):
+                run()
     except Exception as error:
         # each library refuses sizes in its own way
         raise SubquadError(
             f"the network does not run on one image of {at[0]}×{at[1]} alone, to be timed: {one_line(error, 120)}"
         ) from None
-    return {blocks: statistics.median(ms) for blocks, ms in interleaved_ms(passes, repeats, parameter.device).items()}
-
-
-def _set(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    model.get_submodule(parent)._modules[name] = module
+    times = interleaved_ms(dict.fromkeys(hybrids, run), repeats, parameter.device, within=only)
+    return {blocks: statistics.median(ms) for blocks, ms in times.items()}
 
 
 def _answers(model: nn.Module, images: Any) -> dict[str, Tensor]:

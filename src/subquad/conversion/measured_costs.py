@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.errors import SubquadError
+from subquad.models.stated_inputs import image_channels
+from subquad.ranges import height_and_width
 from subquad.text import one_line
-from subquad.timing import image_channels, interleaved_ms
+from subquad.timing import interleaved_ms
 
 Size = int | tuple[int, int]
 """Pixels of both sides of an image, or of its height and width."""
@@ -50,11 +52,6 @@ class CostRow:
     def gain(self) -> float:
         """How many times as fast the student is."""
         return self.teacher_ms / self.student_ms
-
-
-def height_and_width(px: Size) -> tuple[int, int]:
-    """Of an image of a size."""
-    return (px, px) if isinstance(px, int) else (px[0], px[1])
 
 
 def check_sizes(network: nn.Module, sizes: Sequence[Size], instead: str = "leave this out of --sizes") -> None:

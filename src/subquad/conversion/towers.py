@@ -17,6 +17,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
 from subquad.models.layers import SelfAttention
+from subquad.models.stated_inputs import OF_IMAGES, said_size, size_of_weights
 from subquad.models.variants import HOSTS
 
 PREFIX_TOKENS = (
@@ -412,19 +413,13 @@ def _prefix_tokens(root: Any, embedding: Any) -> int:
 
 
 def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
-    """(height, width) of the images that a network says it is made for."""
+    """(height, width) of the images, or of what else a network is handed, that it says it is made for."""
     # configurations first: networks of diffusers warn where they are asked for what stands there
     for holder in (getattr(root, "patch_embed", None), getattr(root, "config", None), root, model):
-        for name in ("img_size", "image_size", "sample_size", "crop_size"):
-            size = getattr(holder, name, None)
-            if isinstance(size, int):
-                return size, size
-            if isinstance(size, tuple | list) and len(size) == 2:
-                return int(size[0]), int(size[1])
+        size = said_size(holder, (*OF_IMAGES, "sample_size", "crop_size"))
+        if size is not None:
+            return size
         height, width = (getattr(holder, f"sample_{side}", None) for side in ("height", "width"))
         if isinstance(height, int) and isinstance(width, int):
             return height, width
-    # what timm says of the weights of a network that takes any
-    about = getattr(root, "pretrained_cfg", None)
-    size = about.get("input_size") if isinstance(about, Mapping) else None
-    return (int(size[1]), int(size[2])) if isinstance(size, tuple | list) and len(size) == 3 else None
+    return size_of_weights(root)

@@ -11,7 +11,7 @@ exporting.py   export: traced, written aside, checked, moved into place
 """
 
 from subquad.exports.engines import in_engine, open_exported
-from subquad.exports.exporting import DTYPES, Exported, export, exporter_named, stated_size
+from subquad.exports.exporting import DTYPES, Exported, export, exporter_named
 from subquad.exports.file_notes import notes_of
 from subquad.exports.formats import EXPORTERS, Exporter, register_exporter
 
@@ -26,5 +26,4 @@ __all__ = [
     "notes_of",
     "open_exported",
     "register_exporter",
-    "stated_size",
 ]

@@ -24,10 +24,11 @@ from subquad.exports.formats import EXPORTERS, Exporter
 from subquad.inference import optimize
 from subquad.instructions import multiplies_bf16
 from subquad.keeping_memory import keep_memory
+from subquad.models.stated_inputs import image_channels
 from subquad.ranges import check_repeats
 from subquad.starting import quiet_torchao
 from subquad.text import one_line
-from subquad.timing import Run, image_channels, interleaved_ms, warmed_up
+from subquad.timing import Run, interleaved_ms, warmed_up
 from subquad.writing import replacing, temporary_folder, write_json
 
 PYTORCH = {"PyTorch": lambda model: model, "optimize": optimize}

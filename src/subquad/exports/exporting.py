@@ -36,7 +36,8 @@ from subquad.exports.programs import (
 )
 from subquad.exports.quantizing import INT8, in_int8
 from subquad.inference import in_evaluation
-from subquad.ranges import Pixels, Positive, checks_arguments, fits, height_and_width
+from subquad.models.stated_inputs import possible_channels, stated_size
+from subquad.ranges import Pixels, Positive, checks_arguments, height_and_width
 from subquad.weights.files import within_wrappers
 from subquad.writing import (
     WriteError,
@@ -115,6 +116,7 @@ def export(
     check_dynamic(dynamic)
     if given is None and (takes or answer is not None):
         raise SubquadError("takes and answer say what is written of a network beside given, which is not there")
+    check_parameters(model, DTYPES[dtype])
     if given is not None:
         check_alone(img_size, dynamic, batch)
         model = WithArguments(model, in_dtype(given, DTYPES[dtype]), takes, answer)
@@ -123,11 +125,6 @@ def export(
     else:
         size, least = _size_of_images(model, img_size, dynamic)
         check_most(dynamic, batch, size)
-    before = {parameter.dtype for parameter in model.parameters()}
-    if before - {DTYPES[dtype]}:
-        raise SubquadError(
-            f"the network is {' and '.join(sorted(map(str, before)))}: bring it to {DTYPES[dtype]} first, model.to(…)"
-        )
     wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least, as_texts(notes))
     with in_evaluation(model):
         return _written(model, path, exporter, wanted)
@@ -173,6 +170,23 @@ def check_dtype(dtype: str, format: str) -> None:
         raise SubquadError(f"{format} is not written in {dtype}, but in {', '.join(able)}: {formats} can be")
 
 
+def check_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Raise SubquadError where parameters are of another dtype, or they or buffers are not on the CPU."""
+    tensors = (*model.parameters(), *model.buffers())
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+    if device is not None and device.type == "meta":
+        raise SubquadError(
+            "this network is on meta, where no weights are: model.to_empty(device='cpu') and load them first"
+        )
+    if device is not None:
+        raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
+    before = {parameter.dtype for parameter in model.parameters()}
+    if before - {dtype}:
+        raise SubquadError(
+            f"the network is {' and '.join(sorted(map(str, before)))}: bring it to {dtype} first, model.to(…)"
+        )
+
+
 def check_int8(what: str | None, format: str) -> None:
     """Raise SubquadError where a format can't hold that in int8, or torchao is missing."""
     if what is None:
@@ -213,30 +227,6 @@ def _reduction(parts: Iterable[nn.Module]) -> int:
     return prod(max(one.stride) for one in chain)
 
 
-def stated_size(model: nn.Module) -> tuple[int, int] | None:
-    """(height, width) of the images that a network, or the first part of it to do so, says it is made for."""
-    for part in model.modules():
-        # last what `convert` was told of a network that says nothing
-        holders = (part, *(getattr(part, name, None) for name in ("patch_embed", "config", "subquad_conversion")))
-        for holder in holders:
-            for name in ("img_size", "image_size"):
-                size: Any = getattr(holder, name, None)
-                if fits(size, int):
-                    return size, size
-                if fits(size, tuple[int, int]):
-                    return size[0], size[1]
-    return None
-
-
-def channels_of(model: nn.Module) -> list[int]:
-    """Channels that the images of a network may have: as it or its backbone says, or as its first convolution does."""
-    said = (channels for module in model.modules() if isinstance(channels := getattr(module, "in_chans", None), int))
-    convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
-    # a backbone behind a convolution of somebody's own says what that one gives
-    found = [channels for channels in (next(said, None), next(convolutions, None)) if channels is not None]
-    return list(dict.fromkeys(found)) or [3]
-
-
 @dataclass(frozen=True)
 class _Wanted:
     """The arguments of `export`, checked."""
@@ -252,7 +242,6 @@ class _Wanted:
 
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
-    _check_on_cpu(model)
     examples, shapes, tried = _tried(model, wanted)
     tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
     with warnings.catch_warnings(), temporary_folder("export") as folder:
@@ -274,18 +263,6 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
     return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
 
 
-def _check_on_cpu(model: nn.Module) -> None:
-    tensors = (*model.parameters(), *model.buffers())
-    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
-    if device is None:
-        return
-    if device.type == "meta":
-        raise SubquadError(
-            "this network is on meta, where no weights are: model.to_empty(device='cpu') and load them first"
-        )
-    raise SubquadError(f"networks are written from the CPU, and this one is on {device}: model.cpu() first")
-
-
 def _tried(model: nn.Module, wanted: _Wanted) -> tuple[tuple[Tensor, ...], Sequence[tuple[int, ...]], list[Tried]]:
     """What is traced, and what is tried in which shapes; what a network can't do is said before minutes of tracing."""
     if isinstance(model, WithArguments):
@@ -299,7 +276,7 @@ def _tried(model: nn.Module, wanted: _Wanted) -> tuple[tuple[Tensor, ...], Seque
 def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
     """The channels of the images that a network takes; raises what it says of the first ones that it may have."""
     refusal = None
-    for channels in channels_of(model):
+    for channels in possible_channels(model):
         try:
             answer_of(model, torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype))
         except SubquadError as error:

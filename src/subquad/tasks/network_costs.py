@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subquad.inference import in_evaluation
 from subquad.kernels import use_backend
-from subquad.timing import image_channels
+from subquad.models.stated_inputs import image_channels
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -5,8 +5,9 @@ import statistics
 import torch
 from torch import nn
 
+from subquad.models.stated_inputs import image_channels
 from subquad.tasks.accuracy import evaluating
-from subquad.timing import image_channels, seconds_of
+from subquad.timing import seconds_of
 
 _WARM_UP = 2
 
