@@ -213,7 +213,7 @@ def test_reach_is_the_published_one_by_stage_and_for_quadratic_mechanisms_alone(
 def test_stripes_are_vertical_and_then_horizontal():
     attention = small("cswin").stages[0].blocks[0].attn
     grid = TokenGrid(6, 9)
-    assert [attention._stripe(branch, grid).shape for branch in (0, 1)] == [(6, 1), (1, 9)]
+    assert [attention.stripe_of(branch, grid).shape for branch in (0, 1)] == [(6, 1), (1, 9)]
 
 
 def test_four_neighbours_are_merged_down_the_first_column_and_then_the_second():

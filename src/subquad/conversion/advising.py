@@ -6,7 +6,6 @@ MLPs of another width there are other numbers of products: there they are counte
 the network with layers that mix nothing and hand their values on.
 """
 
-import os
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from subquad.benchmarks.memory import peak_memory_mb
 from subquad.benchmarks.time_shares import shares_of_time
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.counted_products import Counted, count_mixing
+from subquad.conversion.pyramids import in_common
 from subquad.conversion.replacing import convert, converted_layers
 from subquad.conversion.towers import Tower, find_tower
 from subquad.errors import SubquadError
@@ -205,8 +205,7 @@ def _where_time_goes(rest: float, without_mixing: Run) -> dict[str, float]:
 
 def _has_usual_blocks(model: nn.Module, tower: Tower, layers: dict[int, ConvertedAttention]) -> bool:
     """Whether what is not mixed takes 12nc² products in each block: four c × c projections, and an MLP 4c wide."""
-    # paths of modules as those of files, whose common part is one of whole names
-    trunk = os.path.commonpath([layer.path.replace(".", "/") for layer in tower.layers]).replace("/", ".")
+    trunk = ".".join(in_common(layer.path for layer in tower.layers))
     if len(tower.layers) == 1:
         # "blocks.0.attn" of the block "blocks.0"
         trunk = trunk.rpartition(".")[0]

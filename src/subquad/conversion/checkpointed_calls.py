@@ -147,6 +147,9 @@ class CallListener(_Listener):
         block: of what it is a part of; the same where it is the block, or holds it; None where it embeds images, too.
     """
 
+    is_near: bool = False
+    """Whether it has seen to it that the parts of all blocks within the module are listened to."""
+
     def __init__(self, recorder: Any, path: str, block: str | None) -> None:
         self.recorder, self.path, self.block = recorder, path, block
 
@@ -154,12 +157,51 @@ class CallListener(_Listener):
         """What such a hook is called with; nothing is computed again where nothing is trained."""
         if torch.compiler.is_compiling() or not (module.training or torch.is_grad_enabled()):
             return
+        if not self.is_near:
+            self.is_near = True
+            _listen_to_parts(module)
         if self.block is None:
             self.recorder.calls.embeds(self.path)
             return
         tokens = _first(arguments, named)
         if tokens is not None:
             self.recorder.calls.heard(self.path, self.block, tokens, self.recorder.last_standing)
+
+
+class BlockListener(CallListener):
+    """The same of a block: it also has the block's parts and its answers listened to, once anything is trained.
+
+    Modules with hooks take PyTorch's slower way, which networks that are not trained need not go: a block has some
+    eight parts.
+
+    Args:
+        recorder, path, block: as others have.
+        embedding: the path of what embeds images.
+    """
+
+    def __init__(self, recorder: Any, path: str, block: str | None, embedding: str) -> None:
+        super().__init__(recorder, path, block)
+        self.embedding, self.has_listeners = embedding, False
+
+    def listen_to_parts(self, block: nn.Module) -> None:
+        """Hook listeners onto this block and its parts, unless they are there."""
+        if self.has_listeners:
+            return
+        self.has_listeners = True
+        block.register_forward_hook(AnswerListener(self.recorder), with_kwargs=True)
+        for name, part in block.named_children():
+            path = f"{self.path}.{name}"
+            if not any(isinstance(one, CallListener) and one.path == path for one in part._forward_pre_hooks.values()):
+                listener = CallListener(self.recorder, path, None if _holds(path, self.embedding) else self.path)
+                part.register_forward_pre_hook(listener, with_kwargs=True)
+
+
+def _listen_to_parts(module: nn.Module) -> None:
+    """Hook listeners onto the parts of all blocks within a module, as nothing else may be called of a block again."""
+    for part in list(module.modules()):
+        for listener in list(part._forward_pre_hooks.values()):
+            if isinstance(listener, BlockListener):
+                listener.listen_to_parts(part)
 
 
 class EndListener(_Listener):
@@ -189,24 +231,30 @@ class AnswerListener(_Listener):
 
 
 def listen_to_calls(model: nn.Module, layers: Iterable[str], embedding: str, recorder: Any) -> None:
-    """Hook a recorder onto converted layers, what they stand in below the network, and the parts of their blocks."""
-    heard: dict[str, str] = {}
+    """Hook a recorder onto converted layers and what they stand in below the network."""
+    heard: set[str] = set()
     blocks: set[str] = set()
     for layer in layers:
         model.get_submodule(layer).register_forward_hook(EndListener(recorder), always_call=True)
         around = [layer.rsplit(".", steps)[0] for steps in range(layer.count(".") + 1)]
-        heard |= {path: path for path in around}
+        heard |= set(around)
         # the innermost thing that stands in a list
         block = next((path for path in around if path.rpartition(".")[2].isdigit()), layer)
         if block != layer:
             blocks.add(block)
-            parts = (f"{block}.{name}" for name, _ in model.get_submodule(block).named_children())
-            heard = dict.fromkeys(parts, block) | heard
-    for block in blocks:
-        model.get_submodule(block).register_forward_hook(AnswerListener(recorder), with_kwargs=True)
-    for path, block in heard.items():
-        listener = CallListener(recorder, path, None if f"{embedding}.".startswith(f"{path}.") else block)
+    for path in sorted(heard):
+        block_here = None if _holds(path, embedding) else path
+        listener: CallListener = (
+            BlockListener(recorder, path, block_here, embedding)
+            if path in blocks
+            else CallListener(recorder, path, block_here)
+        )
         model.get_submodule(path).register_forward_pre_hook(listener, with_kwargs=True)
+
+
+def _holds(path: str, embedding: str) -> bool:
+    """Whether the embedding stands at a path, or within what does."""
+    return f"{embedding}.".startswith(f"{path}.")
 
 
 CALL_LISTENERS = (CallListener, AnswerListener, EndListener)

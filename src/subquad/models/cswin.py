@@ -147,7 +147,7 @@ class CrossShapedAttention(nn.Module):
         if num_heads % count or dim % count:
             raise SubquadError(f"two branches need an even number of heads and channels, got {num_heads} and {dim}")
         self.heads = num_heads // count
-        stripes = [self._stripe(b, grid) for b in range(count)]
+        stripes = [self.stripe_of(b, grid) for b in range(count)]
         self.branches = nn.ModuleList(
             attention(dim // count, self.heads, grid=stripe, kv_grid=stripe) for stripe in stripes
         )
@@ -167,13 +167,13 @@ class CrossShapedAttention(nn.Module):
         if "x" in self.names:
             parts = torch.cat([parts, filled_to(unnormed, width, len(self.branches))], dim=2)
         image = rearrange(parts, "b (y x) (p c) -> p b y x c", y=grid.height, c=width)
-        outputs = [self._branch(b, half, grid) for b, half in enumerate(image.chunk(len(self.branches), dim=-1))]
+        outputs = [self.branch_of(b, half, grid) for b, half in enumerate(image.chunk(len(self.branches), dim=-1))]
         return self.proj(torch.cat(outputs, dim=-1))
 
-    def _branch(self, b: int, image: Tensor, grid: TokenGrid) -> Tensor:
+    def branch_of(self, b: int, image: Tensor, grid: TokenGrid) -> Tensor:
         """One branch: maps of all projections and of the unnormed tokens (p, b, y, x, c) to tokens (b, n, c)."""
         # channels of the host's heads
-        stripe, own = self._stripe(b, grid), image.shape[-1] * self.heads // self.all_heads
+        stripe, own = self.stripe_of(b, grid), image.shape[-1] * self.heads // self.all_heads
         inner: Any = self.branches[b]
         bottom = up_to_multiple(grid.height, stripe.height) - grid.height
         right = up_to_multiple(grid.width, stripe.width) - grid.width
@@ -193,13 +193,13 @@ class CrossShapedAttention(nn.Module):
             supply["padding"] = absent.repeat(image.shape[1], 1)
         y = inner(**{name: supply[name] for name in inner.inputs}, grid=stripe, kv_grid=stripe)
         values = stripe.to_image(stripes[self.names.index("v")])[:, :own]
-        positions = stripe.to_heads(self._positions(b, values), self.heads)
+        positions = stripe.to_heads(self.positions_of(b, values), self.heads)
         others = self.all_heads - self.heads
         y = y + (F.pad(positions, (0, 0, 0, 0, 0, others)) if others else positions)
         y = rearrange(y, "(b r l) h (y x) d -> b (r y) (l x) (h d)", r=rows, l=columns, y=stripe.height, x=stripe.width)
         return first(first(y, grid.height, 1), grid.width, 2).flatten(1, 2)
 
-    def _positions(self, b: int, values: Tensor) -> Tensor:
+    def positions_of(self, b: int, values: Tensor) -> Tensor:
         """LePE of a branch's values, maps (b, c, y, x) of its own channels."""
         own, count = values.shape[1], len(self.branches)
         if spread.is_spread() or (type(self.lepe) is nn.Conv2d and not is_heard(self.lepe)):
@@ -208,7 +208,7 @@ class CrossShapedAttention(nn.Module):
         # somebody listens, or it computes more than its weight says: it is called, and others' channels are nothing
         return self.lepe(F.pad(values, (0, 0, 0, 0, b * own, (count - 1 - b) * own)))[:, b * own : (b + 1) * own]
 
-    def _stripe(self, branch: int, grid: TokenGrid) -> TokenGrid:
+    def stripe_of(self, branch: int, grid: TokenGrid) -> TokenGrid:
         """The stripe of a branch on a grid: 0 is vertical, 1 horizontal."""
         if self.split_size is None:
             return grid
@@ -219,7 +219,7 @@ class CrossShapedAttention(nn.Module):
     def regrid(self, old: TokenGrid, new: TokenGrid) -> None:
         """Make position parameters for `new`, a grid of queries, instead of `old`."""
         for b, branch in enumerate(self.branches):
-            move_tables(branch, {self._stripe(b, old): self._stripe(b, new)})
+            move_tables(branch, {self.stripe_of(b, old): self.stripe_of(b, new)})
 
 
 def filled_to(x: Tensor, width: int, branches: int) -> Tensor:

@@ -124,7 +124,7 @@ class SelfAttention(nn.Module):
     def parts(self, projected: Tensor) -> dict[str, Tensor]:
         """What tokens are projected to (b, n, p·h·d), by name, each (b, h, n, d)."""
         # not unflatten, which is a dozen calls of Python: narrow layers wait for those
-        fused = self._in_heads(projected)
+        fused = self.in_heads(projected)
         if fused.requires_grad and not is_exporting():
             # the parts' gradients are put together as they lie, without a copy more
             parts = tuple(part.transpose(1, 2) for part in fused.unbind(2))
@@ -136,7 +136,7 @@ class SelfAttention(nn.Module):
         """Some of what is projected, by name, each (b, h, n, d)."""
         if not (is_linear(self.qkv) or type(self.qkv) is PartlyBiased) or is_heard(self.qkv):
             # what others make of it, low-rank changes for instance, is not in its weight, or wants to see it called
-            parts = dict(zip(self.projected, self._in_heads(self.qkv(x)).permute(2, 0, 3, 1, 4), strict=True))
+            parts = dict(zip(self.projected, self.in_heads(self.qkv(x)).permute(2, 0, 3, 1, 4), strict=True))
             return {name: parts[name] for name in self.projected if name in names}
         parts = {}
         bias = whole_bias(self.qkv)
@@ -151,7 +151,7 @@ class SelfAttention(nn.Module):
             parts |= {self.projected[place]: own for place, own in zip(run, heads, strict=True)}
         return parts
 
-    def _in_heads(self, fused: Tensor) -> Tensor:
+    def in_heads(self, fused: Tensor) -> Tensor:
         """(b, n, p·h·d) to (b, n, p, h, d)."""
         parts = len(self.projected)
         # the width by its number: there may be no image at all

@@ -192,7 +192,7 @@ class OwnReducingAttention(OwnAttention):
     # queries of the tokens, keys and values of the reduced ones
     heads: Any = SelfAttention.heads
     some_heads: Any = SelfAttention.some_heads
-    _in_heads: Any = SelfAttention._in_heads
+    in_heads: Any = SelfAttention.in_heads
 
     def is_plain_on(self, grid: TokenGrid) -> bool:
         return self.sr_ratio == 1
@@ -216,9 +216,9 @@ class OwnCrossShapedAttention(ConvertedAttention):
     replaces: ClassVar[tuple[str, ...]] = ("subquad.models.cswin.CrossShapedAttention",)
 
     # a branch for each direction of the stripes
-    _branch: Any = CrossShapedAttention._branch
-    _positions: Any = CrossShapedAttention._positions
-    _stripe: Any = CrossShapedAttention._stripe
+    branch_of: Any = CrossShapedAttention.branch_of
+    positions_of: Any = CrossShapedAttention.positions_of
+    stripe_of: Any = CrossShapedAttention.stripe_of
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
@@ -237,7 +237,7 @@ class OwnCrossShapedAttention(ConvertedAttention):
         if self.split_size is None:
             return super().make_inner(original, mechanism, grid)
         self.heads = self.all_heads = original.heads
-        stripe = self._stripe(0, grid)
+        stripe = self.stripe_of(0, grid)
         inner = mechanism(self.heads * self.width, self.heads, grid=stripe, kv_grid=stripe)
         if any(True for _ in inner.parameters()):
             raise SubquadError(f"{type(inner).__name__} learns something, and would be one for all stripes of CSwin")

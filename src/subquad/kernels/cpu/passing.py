@@ -9,58 +9,58 @@ from torch import Tensor
 
 
 class Tokens(ctypes.Structure):
-    """`AnyTokens` of kernels/tokens.h."""
+    """`AnyTokens` of kernels/cpu/source/tokens.h."""
 
     _fields_ = [("data", ctypes.c_void_p)]
     _fields_ += [(name, ctypes.c_int64) for name in ("batch", "head", "token", "images", "heads", "count", "width")]
 
 
 class Shape(ctypes.Structure):
-    """`Shape` of kernels/tokens.h."""
+    """`Shape` of kernels/cpu/source/tokens.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width")]
     _fields_ += [("threads", ctypes.c_int32)]
 
 
 class Numbers(ctypes.Structure):
-    """`Numbers` of kernels/tokens.h."""
+    """`Numbers` of kernels/cpu/source/tokens.h."""
 
     _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64)]
 
 
 class AnyNumbers(ctypes.Structure):
-    """`AnyNumbers` of kernels/tokens.h."""
+    """`AnyNumbers` of kernels/cpu/source/tokens.h."""
 
     _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_int64), ("halves", ctypes.c_int32)]
 
 
 class AnyNorm(ctypes.Structure):
-    """`AnyNorm` of kernels/branches.h."""
+    """`AnyNorm` of kernels/cpu/source/branches.h."""
 
     _fields_ = [("weight", AnyNumbers), ("bias", AnyNumbers), ("eps", ctypes.c_float)]
 
 
 class Map(ctypes.Structure):
-    """`Map` of kernels/local.h."""
+    """`Map` of kernels/cpu/source/local.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "prefix")]
 
 
 class Blocks(ctypes.Structure):
-    """`Blocks` of kernels/mhla.h."""
+    """`Blocks` of kernels/cpu/source/mhla.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("height", "width", "rows", "columns")]
 
 
 class Filters(ctypes.Structure):
-    """`AnyFilters` of kernels/mixers.h."""
+    """`AnyFilters` of kernels/cpu/source/mixers.h."""
 
     _fields_ = [("weight", AnyNumbers), ("bias", AnyNumbers)]
     _fields_ += [(name, ctypes.c_int64) for name in ("count", "each", "size")]
 
 
 class Predictor(ctypes.Structure):
-    """`AnyPredictor` of kernels/mixers.h."""
+    """`AnyPredictor` of kernels/cpu/source/mixers.h."""
 
     _fields_ = [(name, AnyNumbers) for name in ("first", "first_bias", "second", "second_bias")]
 
@@ -74,7 +74,7 @@ class Predictor(ctypes.Structure):
 
 
 class Turning(ctypes.Structure):
-    """`Turning` of kernels/feature_maps.h."""
+    """`Turning` of kernels/cpu/source/feature_maps.h."""
 
     _fields_ = [("cos", Numbers), ("sin", Numbers), ("heads", ctypes.c_int64)]
 
@@ -140,7 +140,7 @@ def of_one_dtype(*tokens: Tensor | None) -> tuple[Any, ...]:
 
 
 class Bias(ctypes.Structure):
-    """`AnyBias` of kernels/places.h."""
+    """`AnyBias` of kernels/cpu/source/places.h."""
 
     _fields_ = [("written", ctypes.c_void_p)]
     _fields_ += [(name, ctypes.c_int64) for name in ("head", "token", "agent", "heads", "tokens", "agents")]
@@ -149,19 +149,19 @@ class Bias(ctypes.Structure):
 
 
 class BiasGradient(ctypes.Structure):
-    """`BiasGradient` of kernels/places.h."""
+    """`BiasGradient` of kernels/cpu/source/places.h."""
 
     _fields_ = [(name, Numbers) for name in ("images", "block", "rows", "columns", "prefix")]
 
 
 class Kept(ctypes.Structure):
-    """`Kept` of kernels/agent.h."""
+    """`Kept` of kernels/cpu/source/agent.h."""
 
     _fields_ = [(name, Numbers) for name in ("values", "most", "total")]
 
 
 class Pairs(ctypes.Structure):
-    """`Pairs` of kernels/softmax.h."""
+    """`Pairs` of kernels/cpu/source/softmax.h."""
 
     _fields_ = [("data", ctypes.c_void_p)]
     _fields_ += [(name, ctypes.c_int64) for name in ("batch", "head", "query", "key")]
