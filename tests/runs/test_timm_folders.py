@@ -60,6 +60,17 @@ def test_a_network_of_any_size_takes_images_of_the_size_that_its_folder_makes_it
     assert open_trained(tmp_path, img_size=64, device="cpu").input.img_size == (64, 64)
 
 
+@pytest.mark.parametrize("size", [(48, 32), (64, 32), (64, 64)])
+def test_positions_are_moved_from_the_map_that_the_folder_says(size, tmp_path):
+    sizes = SIZES | {"img_size": (32, 48)}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, **sizes)
+    save_for_hf(model, str(tmp_path), model_args=sizes, safe_serialization=True)
+    opened = open_trained(tmp_path, img_size=size, device="cpu")
+    model.set_input_size(size)
+    images = torch.randn(2, 3, *size)
+    assert_close(opened.model(images), model.eval()(images))
+
+
 def test_a_student_is_judged_on_held_out_images_of_its_teachers_classes_and_opened_again(saved, tmp_path, capsys):
     model, folder = saved
     for place, (split, name) in enumerate(product(("train", "validation"), CLASSES)):

@@ -111,9 +111,11 @@ def _opened(
     architecture: str | None = None,
 ) -> ImageNetwork:
     """A network of timm, with timm's weights if there are none of a file."""
-    if img_size is not None:
-        arguments = arguments | {"img_size": img_size}
     try:
+        if img_size is not None:
+            if state is not None and arguments.get("img_size") is not None:
+                state = _moved(name, arguments, state, height_and_width(img_size))
+            arguments = arguments | {"img_size": img_size}
         model, made_of = _made(name, pretrained=state is None, **arguments)
         if state is not None:
             state = _fitting(state, model, resample=img_size is not None)
@@ -185,6 +187,16 @@ def make_timm(name: str, **arguments: Any) -> nn.Module:
     if name not in timm.list_models():
         raise unknown_name("network of timm", name, timm.list_models())
     return timm.create_model(name, pretrained=False, **arguments)
+
+
+def _moved(name: str, arguments: dict[str, Any], state: dict[str, Tensor], size: tuple[int, int]) -> dict[str, Tensor]:
+    """Weights for images of another size than the arguments say: only there it is known on which map positions are."""
+    model, _ = _made(name, pretrained=False, **arguments)
+    if not hasattr(model, "set_input_size"):
+        return state
+    model.load_state_dict(_fitting(state, model, resample=False))
+    model.set_input_size(size)
+    return dict(model.state_dict())
 
 
 def _fitting(state: dict[str, Tensor], model: nn.Module, *, resample: bool) -> dict[str, Tensor]:
