@@ -34,7 +34,6 @@ from subquad import ATTENTION, TokenGrid, ops
 from subquad.attention import traits_of
 from subquad.kernels import replaying
 from subquad.kernels.cpu import library
-from subquad.kernels.cpu.library import FUNCTIONS
 from subquad.kernels.cpu.shipping import PORTABLE_FLAGS, SOURCES
 from subquad.models.layers import SelfAttention
 from subquad.ops.branch_at_once import projection
@@ -409,7 +408,7 @@ def main() -> None:
     # blocks go the steps that are made again, but are not made again out of hearing
     with library.heard_by(recorder.hear), substituted(replaying, "_may_replay", lambda tokens: False):
         run_layers()
-    if left := sorted(set(FUNCTIONS) - recorder.names):
+    if left := sorted(set(library.functions()) - recorder.names):
         raise SystemExit(f"no layer calls {', '.join(left)}: add a case")
     print(f"recorded {recorder.number} calls of {len(recorder.names)} kernels, {len(recorder.memory) / 2**20:.0f} MB")
     with tempfile.TemporaryDirectory() as folder:

@@ -50,6 +50,7 @@ from subquad.errors import SubquadError
 from subquad.holding import holding
 from subquad.instructions import slow_in_bf16
 from subquad.runs import open_trained
+from subquad.tasks import Trained
 from subquad.text import columns, counted
 from subquad.writing import json_text, write_json
 
@@ -64,7 +65,7 @@ MADE = "made"
 ALIGNED, DISTILLED, ROWS, CHOSEN = "aligning.pt", "distilling.pt", "untrained.json", "blocks.json"
 """What is in it on the way, beside the plan."""
 
-LOOKED_AT = 4
+CHOOSING_BATCHES = 4
 """Batches of images that blocks are chosen by."""
 
 
@@ -131,7 +132,7 @@ def convert_run(
         if epochs is not None:
             # how many images there are is known when they are open
             opened = open_plan(plan)
-            plan = plan.lasting_epochs(epochs, len(opened[2]))
+            plan = plan.lasting_epochs(epochs, len(opened.pictures))
             both = f"{plan.align_updates} updates of alignment, {plan.distil_updates} of distillation"
             log(f"{epochs:g} epochs are {both}")
         check_folder(folder, plan)
@@ -156,11 +157,25 @@ def _remove_states(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-Opened = tuple[Any, InputConfig, PictureDataset, dict[int, Drawn]]
+@dataclass(frozen=True)
+class OpenedPlan:
+    """What a plan names, opened.
+
+    Attributes:
+        trained: the teacher.
+        input: how it takes images.
+        pictures: the images of the plan.
+        drawn: they, in the order in which each of the two fits sees them.
+    """
+
+    trained: Trained
+    input: InputConfig
+    pictures: PictureDataset
+    drawn: dict[int, Drawn]
 
 
-def open_plan(plan: Plan) -> Opened:
-    """The trained teacher, how it takes images, and the images of a plan, drawn for each of the two fits.
+def open_plan(plan: Plan) -> OpenedPlan:
+    """The trained teacher and the images of a plan.
 
     Raises:
         SubquadError: one of them can't be opened.
@@ -180,16 +195,16 @@ def open_plan(plan: Plan) -> Opened:
     pictures = open_images(plan.images, there) if own is None else own
     transform = views(config, scale=(plan.scale, 1.0), crop_padding=plan.crop_padding)
     drawn = {seed: Drawn(pictures, transform, batch_size=plan.batch_size, seed=plan.seed + seed) for seed in range(2)}
-    return opened, config, pictures, drawn
+    return OpenedPlan(opened, config, pictures, drawn)
 
 
 class _Run:
     """A conversion at work: what is open, and what was found out so far."""
 
-    def __init__(self, plan: Plan, folder: Path, judging: Judging, log: Log, opened: Opened):
+    def __init__(self, plan: Plan, folder: Path, judging: Judging, log: Log, opened: OpenedPlan) -> None:
         self.plan, self.folder, self.judging, self.log = plan, folder, judging, log
-        self.opened, config, self.pictures, self.drawn = opened
-        self.teacher = self.opened.model
+        self.opened, self.pictures, self.drawn = opened.trained, opened.pictures, opened.drawn
+        self.teacher, config = self.opened.model, opened.input
         check_sizes(self.teacher, [config.img_size], "--img-size says another")
         check_sizes(self.teacher, judging.sizes)
         if plan.at is not None:
@@ -262,7 +277,7 @@ class _Run:
         file, about = self.folder / CHOSEN, json.loads(json_text([asdict(self.plan), self.found["after"]]))
         if (before := _measured_before(file, about)) is not None:
             return before
-        damages, hybrids = _looked_at(self.plan, self.student, self.teacher, self.drawn[0], self.log)
+        damages, hybrids = _measured_blocks(self.plan, self.student, self.teacher, self.drawn[0], self.log)
         rows = {"blocks": list(map(asdict, damages)), "hybrids": list(map(asdict, hybrids))}
         write_json(file, {"about": about, **rows})
         return damages, hybrids
@@ -326,10 +341,10 @@ def _measured_before(file: Path, about: Any) -> tuple[list[BlockDamage], list[Hy
         return None
 
 
-def _looked_at(plan: Plan, student: nn.Module, teacher: nn.Module, drawn: Drawn, log: Log) -> tuple[Any, Any]:
+def _measured_blocks(plan: Plan, student: nn.Module, teacher: nn.Module, drawn: Drawn, log: Log) -> tuple[Any, Any]:
     """What each converted block costs alone, and what they cost together, those that cost least first."""
     device = next(student.parameters()).device
-    images = [drawn(plan.align_updates + place).to(device) for place in range(LOOKED_AT)]
+    images = [drawn(plan.align_updates + place).to(device) for place in range(CHOOSING_BATCHES)]
     damages = sensitivity(student, teacher, images)
     for row in damages:
         log(f"block {row.block} alone: error {row.damage:.4f}")

@@ -13,7 +13,7 @@ from subquad.conversion.judging import Comparison, compare_networks
 from subquad.conversion.labelled_features import LabelledComparison, LabelledJudge, Readable, labelled_sets
 from subquad.data import InputConfig
 from subquad.errors import SubquadError
-from subquad.tasks import HeldOut
+from subquad.tasks import HeldOut, Trained
 
 MOST_BATCHES = 8
 """Of the plan's own images, where a network's data are not there."""
@@ -24,7 +24,7 @@ APART = 10**6
 Log = Callable[[str], None]
 
 
-def held_out_of(opened: Any, plan: Plan, most: int, log: Log = lambda line: None) -> HeldOut | None:
+def held_out_of(opened: Trained, plan: Plan, most: int, log: Log = lambda line: None) -> HeldOut | None:
     """The held-out data of a network's own task, where they are there; `log` is told why they are not.
 
     A network that says its classes and not its data, as timm's folders, is judged on the images that it is converted
@@ -86,7 +86,7 @@ class JudgedSteps:
         SubquadError: there are no such labelled data.
     """
 
-    def __init__(self, opened: Any, config: InputConfig, plan: Plan, judging: Judging, drawn: Drawn, log: Log):
+    def __init__(self, opened: Trained, config: InputConfig, plan: Plan, judging: Judging, drawn: Drawn, log: Log):
         self.teacher: nn.Module = opened.model
         self.log, self.drawn, self.most = log, drawn, judging.max_judged
         self.steps: dict[str, Comparison] = {}

@@ -59,10 +59,11 @@ def maps_of_folder(folder: Path, record: Record) -> PairedMaps:
         SubquadError: its teacher, its images or its own files can't be opened any more.
     """
     plan = Plan(**record.plan | {"source": record.teacher(folder)})
-    opened, config, _, drawn = open_plan(plan)
-    images = few_images(held_out_of(opened, plan, IMAGES), drawn[0], IMAGES).to(opened.device)
-    student = load_converted(folder / DELTA, opened.model)
-    return paired_maps(student.eval(), opened.model.eval(), images, config)
+    opened = open_plan(plan)
+    teacher, device = opened.trained.model, opened.trained.device
+    images = few_images(held_out_of(opened.trained, plan, IMAGES), opened.drawn[0], IMAGES).to(device)
+    student = load_converted(folder / DELTA, teacher)
+    return paired_maps(student.eval(), teacher.eval(), images, opened.input)
 
 
 def paired_maps(student: nn.Module, teacher: nn.Module, images: Tensor, config: InputConfig) -> PairedMaps:

@@ -190,13 +190,15 @@ def make_timm(name: str, **arguments: Any) -> nn.Module:
 
 
 def _moved(name: str, arguments: dict[str, Any], state: dict[str, Tensor], size: tuple[int, int]) -> dict[str, Tensor]:
-    """Weights for images of another size than the arguments say: only there it is known on which map positions are."""
+    """Weights whose table of positions is moved to images of a size: the arguments alone say on which map it stood."""
     model, _ = _made(name, pretrained=False, **arguments)
-    if not hasattr(model, "set_input_size"):
+    if not (hasattr(model, "set_input_size") and isinstance(getattr(model, "pos_embed", None), nn.Parameter)):
+        # windows would be others there
         return state
-    model.load_state_dict(_fitting(state, model, resample=False))
+    state = _fitting(state, model, resample=False)
+    model.load_state_dict(state)
     model.set_input_size(size)
-    return dict(model.state_dict())
+    return {**state, "pos_embed": model.pos_embed.detach()}
 
 
 def _fitting(state: dict[str, Tensor], model: nn.Module, *, resample: bool) -> dict[str, Tensor]:

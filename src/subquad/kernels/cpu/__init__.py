@@ -37,8 +37,7 @@ from subquad.kernels.cpu import (  # noqa: E402
     landmarks,  # noqa: F401
     layer_kernels,  # noqa: F401
     map_kernels,  # noqa: F401
-    mixer_kernels,  # noqa: F401
-    newer_mixer_kernels,  # noqa: F401
     softmax_kernels,  # noqa: F401
+    state_mixers,  # noqa: F401
     states,  # noqa: F401
 )

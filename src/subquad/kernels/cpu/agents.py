@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import landmark_operators as operators
-from subquad.kernels.cpu.calls import as_given
+from subquad.kernels import mixer_operators
+from subquad.kernels.cpu.calls import as_given, mixed
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
     Bias,
@@ -18,7 +19,9 @@ from subquad.kernels.cpu.passing import (
     Kept,
     bias_of,
     bias_of_tables,
+    filters_of,
     long,
+    map_of,
     numbers_of,
     of_one_dtype,
     parameter_of,
@@ -132,3 +135,11 @@ def agent_attention_of_tables_gradient(
     of_biases = tuple(BiasGradient(numbers_of(None), *map(numbers_of, half)) for half in (numbers[:4], numbers[4:]))
     grads = _backward(grad, (q, agents, k, v), _tables(tables), of_biases, kept)
     return *grads, *as_given(rooms, like)
+
+
+@implements(mixer_operators.agent_mixer, "native")
+def agent_mixer(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    """Behind the tokens stand the tables of both biases, the local branch, and `shape`, `bins` and `filters`."""
+    *tables, weight, bias, shape, bins, filters = rest
+    biases, branch = (bias_of_tables(*tables[:4]), bias_of_tables(*tables[4:])), filters_of(weight, bias, filters, q)
+    return mixed("agent_mixer", (q, k, v), *biases, branch, map_of(q, shape), *long(*bins))

@@ -3,15 +3,27 @@
 Letters: b batch, h heads, n tokens, m blocks, d channels of a head.
 """
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from subquad.kernels import grid_operators as operators
-from subquad.kernels.cpu.calls import answers, as_given, gradients
+from subquad.kernels import mixer_operators
+from subquad.kernels.cpu.calls import answers, as_given, gradients, mixed
 from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.passing import Blocks, long, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of
+from subquad.kernels.cpu.passing import (
+    Blocks,
+    as_it_lies,
+    filters_of,
+    long,
+    numbers_of,
+    of_one_dtype,
+    parameter_of,
+    shape_of,
+    tokens_of,
+)
 from subquad.kernels.declaring import empty_tokens, implements
 
 
@@ -78,3 +90,29 @@ def circulant_attention_gradient(
 ) -> tuple[Tensor, ...]:
     """Give the gradients of `circulant_attention` to q, k and v."""
     return gradients("circulant_attention_gradient", grad, q, k, v, *long(*shape))
+
+
+@implements(mixer_operators.circulant_mixer, "native")
+def circulant_mixer(q: Tensor, k: Tensor, v: Tensor, g: Tensor, shape: list[int]) -> Tensor:
+    """Tokens of a map without prefix."""
+    return mixed("circulant_mixer", (q, k, v, g), *long(*shape))
+
+
+@implements(mixer_operators.mhla_mixer, "native")
+def mhla_mixer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixing: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    pieces: list[int],
+    least: float,
+    filters: str,
+) -> Tensor:
+    """`mixing` (i, i) as it is learned, the scales (h, 1, d)."""
+    learned, branch = map(as_it_lies, (mixing, q_scale, k_scale)), filters_of(weight, bias, filters, q)
+    return mixed("mhla_mixer", (q, k, v), *learned, ctypes.c_float(least), branch, Blocks(*shape, *pieces))

@@ -4,15 +4,21 @@ Letters: b batch, h heads, n tokens, d channels of a head, m landmarks.
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from subquad.kernels import landmark_operators as operators
-from subquad.kernels.cpu.calls import as_given
+from subquad.kernels import mixer_operators
+from subquad.kernels.cpu.calls import as_given, mixed
 from subquad.kernels.cpu.library import kernel
 from subquad.kernels.cpu.passing import (
+    as_it_lies,
+    filters_of,
     long,
+    map_of,
+    norm_of,
     numbers_of,
     of_one_dtype,
     parameter_of,
@@ -107,3 +113,42 @@ def newton_inverse_gradient(grad: Tensor, gram: Tensor, alpha: Tensor, steps: in
         ctypes.c_int32(torch.get_num_threads()),
     )
     return as_given(grads, (gram, alpha))
+
+
+def _no_window(q: Tensor, v: Tensor, windows: Tensor, *rest: Any) -> str | None:
+    height, width = rest[4]
+    if height < windows.shape[2] or width < windows.shape[3]:
+        return f"a map of {height}×{width} is smaller than a window of {windows.shape[2]}×{windows.shape[3]}"
+    return None
+
+
+@implements(mixer_operators.soft_mixer, "native", cannot=_no_window)
+def soft_mixer(
+    q: Tensor,
+    v: Tensor,
+    windows: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: list[int],
+    steps: int,
+    scale: float,
+    norm_eps: float,
+    ridge: float,
+    start: float,
+    filters: str,
+) -> Tensor:
+    """`windows` (d, d, i, j) is a convolution's weight; landmarks have a LayerNorm of `norm_eps`."""
+    return mixed(
+        "soft_mixer",
+        (q, v),
+        as_it_lies(windows),
+        norm_of(norm_weight, norm_bias, norm_eps),
+        ctypes.c_float(scale),
+        *long(steps),
+        *map(ctypes.c_float, (ridge, start)),
+        filters_of(weight, bias, filters, q),
+        map_of(q, shape),
+        *long(*windows.shape[2:]),
+    )

@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -46,66 +47,17 @@ from subquad.kernels.cpu.shipping import (
 )
 from subquad.writing import replacing
 
-FUNCTIONS = (
-    "agent_attention",
-    "agent_attention_gradient",
-    "agent_mixer",
-    "circulant_attention",
-    "circulant_attention_gradient",
-    "circulant_mixer",
-    "convolve_windows",
-    "focus",
-    "focus_gradient",
-    "focused_mixer",
-    "soft_gather",
-    "soft_gradient",
-    "soft_mixer",
-    "soft_spread",
-    "softmax_attention",
-    "softmax_attention_gradient",
-    "inline_attention",
-    "inline_attention_gradient",
-    "inline_mixer",
-    "linear_answers",
-    "linear_branch_answers",
-    "linear_branch_sums",
-    "linear_sums",
-    "local_branch",
-    "local_branch_gradient",
-    "mhla_answers",
-    "mhla_answers_gradient",
-    "mhla_mixer",
-    "mhla_sums",
-    "mhla_sums_gradient",
-    "mlp",
-    "newton_inverse",
-    "newton_inverse_gradient",
-    "norm_projection",
-    "patch_tokens",
-    "pola_attention",
-    "pola_attention_gradient",
-    "pola_mixer",
-    "polapp_attention",
-    "polapp_attention_gradient",
-    "polapp_mixer",
-    "pool",
-    "pool_gradient",
-    "projection_residual",
-    "replay",
-    "state_attention",
-    "state_attention_gradient",
-    "ttt_mixer",
-    "ttt_unit",
-    "ttt_unit_gradient",
-    "turned",
-)
-"""What the library exports, of each of ELEMENTS; each gives back whether lengths fitted."""
-
 FLAGS = (*PORTABLE_FLAGS, "-march=native")
 
 
 _LOADS = itertools.count()
 _HEARD = threading.local()
+
+
+def functions() -> list[str]:
+    """What the library exports, of each of ELEMENTS, as its source says; each gives back whether lengths fitted."""
+    sources = (source.read_text(encoding="utf-8") for source in SOURCES.glob("*.h"))
+    return sorted(name for source in sources for name in re.findall(r"^KERNEL\(\s*(\w+),", source, re.MULTILINE))
 
 
 class NotBuiltError(Exception):
@@ -121,7 +73,7 @@ def library() -> ctypes.CDLL:
 
 
 def kernel(name: str, dtype: torch.dtype = torch.float32) -> Callable[..., int]:
-    """The kernel `name` of FUNCTIONS for tokens of a dtype, fp32 or bf16; raises NotBuiltError, or SubquadError."""
+    """The kernel `name` of `functions` for tokens of a dtype, fp32 or bf16; raises NotBuiltError, or SubquadError."""
     if dtype not in (torch.float32, torch.bfloat16):
         raise SubquadError(f"kernels for CPUs compute in fp32 and bf16, and tokens are {dtype}")
     name = f"{name}_{'bf16' if dtype == torch.bfloat16 else 'float'}"
@@ -230,7 +182,7 @@ def _unreadable(path: Path) -> NoReturn:
 
 def _refusing(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library, whose functions raise where they were given lengths that do not fit each other."""
-    for name, element, way in itertools.product(FUNCTIONS, ELEMENTS, ("", "_unpacked")):
+    for name, element, way in itertools.product(functions(), ELEMENTS, ("", "_unpacked")):
         getattr(library, f"{name}_{element}{way}").errcheck = _refuse
     return library
 

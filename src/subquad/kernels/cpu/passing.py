@@ -53,14 +53,14 @@ class Blocks(ctypes.Structure):
 
 
 class Filters(ctypes.Structure):
-    """`AnyFilters` of kernels/cpu/source/mixers.h."""
+    """`AnyFilters` of kernels/cpu/source/mixer_parts.h."""
 
     _fields_ = [("weight", AnyNumbers), ("bias", AnyNumbers)]
     _fields_ += [(name, ctypes.c_int64) for name in ("count", "each", "size")]
 
 
 class Predictor(ctypes.Structure):
-    """`AnyPredictor` of kernels/cpu/source/mixers.h."""
+    """`AnyPredictor` of kernels/cpu/source/inline.h."""
 
     _fields_ = [(name, AnyNumbers) for name in ("first", "first_bias", "second", "second_bias")]
 

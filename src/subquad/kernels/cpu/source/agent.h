@@ -1,6 +1,7 @@
 // Agent attention: see ops/agent_formula.py.
 #pragma once
 #include "maps.h"
+#include "mixer_parts.h"
 #include "places.h"
 
 // What both softmax maps need of one thread: logits of a piece's tokens and the agents, as rows of agents, from products
@@ -404,3 +405,23 @@ KERNEL(
      AnyTokens grad, AnyTokens dq, Numbers dagents, AnyTokens dk, AnyTokens dv, BiasGradient dkey_bias,
      BiasGradient dquery_bias),
     (shape, q, agents, count, k, v, key_bias, query_bias, kept, grad, dq, dagents, dk, dv, dkey_bias, dquery_bias))
+
+// Agents are means of the queries over `across` bins in each of `down` rows
+template <class E>
+Answer agent_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Bias& key_bias, const Bias& query_bias,
+    const Filters& filters, Map map, int64_t down, int64_t across, Tokens<E> out) {
+    if (!fits(shape, filters) || !fits(shape, shape.queries, v) || !fits(shape.queries, map)) return MISFIT;
+    if (down < 1 || across < 1) return MISFIT;
+    Buffer<float> room;
+    if (pool_to(shape, q, map, down, across, few_tokens(shape, down * across, room))) return MISFIT;
+    const Answer answer =
+        agent_attention_of<E>(shape, q, numbers_of(room), down * across, k, v, key_bias, query_bias, {}, out);
+    return answer ? answer : finish(shape, v, {}, out, map, filters);
+}
+
+KERNEL(
+    agent_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyBias key_bias, AnyBias query_bias, AnyFilters filters,
+     Map map, int64_t down, int64_t across, AnyTokens out),
+    (shape, q, k, v, key_bias, query_bias, filters, map, down, across, out))

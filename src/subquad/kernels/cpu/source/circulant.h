@@ -288,3 +288,8 @@ KERNEL(
     (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv,
      int64_t height, int64_t width),
     (shape, q, k, v, grad, dq, dk, dv, height, width))
+
+KERNEL(
+    circulant_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens g, int64_t height, int64_t width, AnyTokens out),
+    (shape, q, k, v, g, height, width, out))

@@ -1,6 +1,7 @@
 // The map of focused attention: see ops/focused_formula.py. Norms run over the channels of all heads of a token.
 #pragma once
 #include "feature_maps.h"
+#include "mixer_parts.h"
 
 // y = (x⁺ + 10⁻⁶) / t of a token, and (y / max y)^p, as rows of padded width for each head, with their norms. f has no
 // need of the maximum's power, which is beyond the range of fp32 where p is large
@@ -121,3 +122,82 @@ KERNEL(
     (Shape shape, AnyTokens x, Numbers temperature, float exponent, Tokens<float> grad, AnyTokens dx,
      Numbers dtemperature),
     (shape, x, temperature, exponent, grad, dx, dtemperature))
+
+// Features of a piece of tokens, of all heads of an image, as rows of padded width side by side
+template <class E>
+void focused_rows(const Focus<E>& it, const Piece& piece, Buffer<float>& plain, float* to) {
+    for (int64_t t = 0; t < piece.count; t++, to += it.size) {
+        float norm, raised_norm;
+        it.fill_in(piece.b, piece.first + t, plain.data(), to, norm, raised_norm);
+        const float share = norm / raised_norm;
+        for (int64_t c = 0; c < it.size; c += W) store(to + c, load(to + c) * share);
+    }
+}
+
+// Keys have `positions` (h, n, d) added, and tokens are divided by softplus(temperature)
+template <class E>
+Answer focused_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Parameter& positions, const Parameter& temperature,
+    float exponent, float eps, const Filters& filters, Map map, Tokens<E> out) {
+    typedef Operand<E> P;
+    const int64_t d = shape.width, row = padded(d), wide = shape.heads * row, n = shape.queries;
+    const int64_t size = d * row + row, panel = deep<P>(d) * row;
+    if (shape.keys != n || !temperature.data || !positions.data) return MISFIT;
+    if (!fits(shape, n, q, k, v, out) || !fits(shape.heads * n * d, positions)) return MISFIT;
+    if (!fits(shape.heads * d, temperature) || !fits(shape, filters) || !fits(n, map)) return MISFIT;
+    Buffer<float> divisors(shape.heads * d);
+    for (int64_t c = 0; c < shape.heads * d; c++) divisors[c] = softplus(temperature.data[c]);
+    Focus<E> of_q{shape, q, exponent}, of_k{shape, k, exponent, positions.data};
+    of_q.begin(numbers_of(divisors)), of_k.begin(numbers_of(divisors));
+    const Shape tokens{shape.batch, 1, n, n, d, shape.threads};
+    Sums sums(shape.threads, shape.heads * size);
+    Buffer<float> means(shape.batch * shape.heads * row);
+    Buffer<P> panels(shape.batch * shape.heads * panel);
+    parallel(shape.threads, [&](int me, int all) {
+        Buffer<float> room(T * wide), plain(wide), state(size), spare;
+        Buffer<P> left, right;
+        sums.gather_images(tokens, n, me, all, [&](const Piece& piece, float* sum) {
+            focused_rows(of_k, piece, plain, room.data());
+            for (int64_t h = 0; h < shape.heads; h++, sum += size) {
+                const Piece own{0, piece.b, h, piece.first, piece.count};
+                const float* rows = &room[h * row];
+                add_rows(rows, wide, piece.count, row, sum + d * row);
+                const Panel<P> keys = packed(rows, wide, piece.count, row, left), values = packed(v, own, d, right);
+                multiply(d, row, deep<P>(piece.count), keys.turned(), values.data, values.row, {sum, row}, true);
+            }
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            std::fill(state.begin(), state.end(), 0.0f);
+            sums.each_sum(index / shape.heads, [&](const float* part) {
+                part += index % shape.heads * size;
+                for (int64_t i = 0; i < size; i++) state[i] += part[i] / float(n);
+            });
+            std::memcpy(&means[index * row], &state[d * row], row * sizeof(float));
+            pack(state.data(), row, d, row, &panels[index * panel]);
+        });
+        const auto answer = [&](const Piece& piece) {
+            focused_rows(of_q, piece, plain, room.data());
+            for (int64_t h = 0; h < shape.heads; h++) {
+                const int64_t index = piece.b * shape.heads + h;
+                const Matrix<P> rows = lowered(&room[h * row], wide, piece.count, row, left);
+                to_tokens(out, Piece{index, piece.b, h, piece.first, piece.count}, d, spare, [&](Rows y) {
+                    multiply(piece.count, row, deep<P>(d), rows, &panels[index * panel], row, y);
+                    for (int64_t t = 0; t < piece.count; t++) {
+                        float* line = y.data + t * y.row;
+                        const float share = 1 / (product(&room[t * wide + h * row], &means[index * row], row) + eps);
+                        for (int64_t c = 0; c < row; c += W) store(line + c, load(line + c) * share);
+                    }
+                });
+            }
+        };
+        if (shape.batch == 1) even_pieces(n, me, all, answer);
+        else pieces(tokens, n, me, all, answer);
+    });
+    return finish(shape, v, {}, out, map, filters);
+}
+
+KERNEL(
+    focused_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyNumbers positions, AnyNumbers temperature, float exponent,
+     float eps, AnyFilters filters, Map map, AnyTokens out),
+    (shape, q, k, v, positions, temperature, exponent, eps, filters, map, out))

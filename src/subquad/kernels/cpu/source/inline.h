@@ -1,6 +1,6 @@
 // InLine attention: see ops/inline_formula.py, whose letters these are.
 #pragma once
-#include "tokens.h"
+#include "mixer_parts.h"
 
 // A piece's tokens less their mean, as rows of padded width
 template <class E>
@@ -151,3 +151,72 @@ KERNEL(
     inline_attention_gradient,
     (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv),
     (shape, q, k, v, grad, dq, dk, dv))
+
+// The MLP of a head, W₂ gelu(W₁ x̄ + b₁) + b₂, that gives nine taps for each channel: weights (h·d, d) and (9·h·d, d)
+struct AnyPredictor {
+    AnyNumbers first, first_bias, second, second_bias;
+};
+
+struct Predictor {
+    Parameter first, first_bias, second, second_bias;
+    Predictor(const AnyPredictor& x)
+        : first(x.first), first_bias(x.first_bias), second(x.second), second_bias(x.second_bias) {}
+};
+
+inline float inner_product(const float* x, const float* y, int64_t width) {
+    vec total{};
+    int64_t c = 0;
+    for (; c + W <= width; c += W) total += load(x + c) * load(y + c);
+    if (c < width) total += load(x + c, width - c) * load(y + c, width - c);
+    return sum(total);
+}
+
+// Taps (b, 9, h·d) from the mean of tokens x (b, 1, n, h·d)
+template <class E>
+void predict(const Shape& shape, const Tokens<E>& x, const Predictor& by, Buffer<float>& taps) {
+    const int64_t d = shape.width, channels = shape.heads * d, row = padded(channels), nine = 9;
+    const Shape tokens{shape.batch, 1, shape.queries, shape.queries, channels, shape.threads};
+    Sums sums(shape.threads, row);
+    taps.resize(shape.batch * nine * channels);
+    parallel(shape.threads, [&](int me, int all) {
+        Buffer<float> spare, mean(d), hidden(padded(d));
+        sums.gather(tokens, shape.queries, me, all, [&](const Piece& piece, float* sum) {
+            const Rows rows = values_of(x, piece, channels, spare);
+            add_rows(rows.data, rows.row, piece.count, row, sum);
+        });
+        heads(shape, me, all, [&](int64_t index) {
+            const int64_t b = index / shape.heads, first = index % shape.heads * d;
+            std::fill(mean.begin(), mean.end(), 0.0f);
+            sums.each_sum(b, [&](const float* part) {
+                for (int64_t c = 0; c < d; c++) mean[c] += part[first + c] / float(shape.queries);
+            });
+            for (int64_t i = 0; i < d; i++)
+                hidden[i] = inner_product(by.first.data + (first + i) * d, mean.data(), d) + by.first_bias.data[first + i];
+            for (int64_t c = 0; c < d; c += W) store(&hidden[c], gelu(load(&hidden[c]), 0.0f));
+            for (int64_t i = nine * first; i < nine * (first + d); i++)
+                taps[(b * nine + i % nine) * channels + i / nine] =
+                    inner_product(by.second.data + i * d, hidden.data(), d) + by.second_bias.data[i];
+        });
+    });
+}
+
+template <class E>
+Answer inline_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> x, const Predictor& predictor, Map map,
+    Tokens<E> out) {
+    const int64_t d = shape.width, channels = shape.heads * d;
+    if (!fits(Shape{shape.batch, 1, 0, 0, channels, 0}, shape.queries, x)) return MISFIT;
+    if (!fits(channels * d, predictor.first) || !fits(channels, predictor.first_bias)) return MISFIT;
+    if (!fits(9 * channels * d, predictor.second) || !fits(9 * channels, predictor.second_bias)) return MISFIT;
+    if (!fits(shape, shape.queries, v) || !fits(shape.queries, map)) return MISFIT;
+    if (const Answer answer = inline_attention_of<E>(shape, q, k, v, out)) return answer;
+    Buffer<float> taps;
+    predict(shape, x, predictor, taps);
+    return add_branch<E>(shape, v, out, {}, out, map, numbers_of(taps), 9 * channels, {}, 3);
+}
+
+KERNEL(
+    inline_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens x, AnyPredictor predictor, Map map,
+     AnyTokens out),
+    (shape, q, k, v, x, predictor, map, out))

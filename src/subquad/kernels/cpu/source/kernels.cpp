@@ -14,8 +14,6 @@
 #include "mlp.h"
 #include "linear_branch.h"
 #include "branch_edges.h"
-#include "mixers.h"
-#include "newer_mixers.h"
 #include "patches.h"
 #include "turned.h"
 #include "replay.h"

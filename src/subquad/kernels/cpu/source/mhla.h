@@ -2,6 +2,7 @@
 // ops/mhla_formula.py.
 #pragma once
 #include "feature_maps.h"
+#include "mixer_parts.h"
 
 constexpr float LEAST_FEATURE = 1e-6f, NORM_EPS = 1.1920929e-07f;
 
@@ -337,3 +338,42 @@ KERNEL(
     (Shape shape, AnyTokens grad, AnyTokens q, Numbers states, Numbers scale, AnyTokens dq, Numbers dstates, Numbers dscale,
      Blocks blocks),
     (shape, grad, q, states, scale, dq, dstates, dscale, blocks))
+
+// Each block of queries has all states (b, h, m, entries), by its row of `mixing` (m, m), no number of which is below `least`
+inline void mix_states(
+    const Shape& shape, const Parameter& mixing, float least, int64_t m, const Buffer<float>& states, Buffer<float>& mixed) {
+    const int64_t total = shape.batch * shape.heads * m, entries = int64_t(states.size()) / std::max<int64_t>(total, 1);
+    parallel(shape.threads, [&](int me, int all) {
+        for (int64_t i = total * me / all; i < total * (me + 1) / all; i++) {
+            float* to = &mixed[i * entries];
+            for (int64_t j = 0; j < m; j++) {
+                const float* from = &states[(i / m * m + j) * entries];
+                const float weight = std::max(mixing.data[i % m * m + j], least);
+                for (int64_t c = 0; c < entries; c++) to[c] += weight * from[c];
+            }
+        }
+    });
+}
+
+template <class E>
+Answer mhla_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Parameter& mixing, const Parameter& q_scale,
+    const Parameter& k_scale, float least, const Filters& filters, Blocks blocks, Tokens<E> out) {
+    const int64_t d = shape.width, n = shape.queries;
+    if (shape.keys != n || !blocks.fits(n) || !mixing.data || !q_scale.data || !k_scale.data) return MISFIT;
+    const int64_t m = blocks.count(n), count = shape.batch * shape.heads * m * d * (d + 1);
+    if (!fits(m * m, mixing) || !fits(shape, filters) || !fits(shape, n, q, k, v, out)) return MISFIT;
+    Buffer<float> states(count), mixed(count);
+    Answer answer = mhla_sums_of<E>(shape, k, v, k_scale, numbers_of(states), blocks);
+    if (answer) return answer;
+    mix_states(shape, mixing, least, m, states, mixed);
+    answer = mhla_answers_of<E>(shape, q, numbers_of(mixed), q_scale, out, blocks);
+    if (answer) return answer;
+    return finish(shape, v, {}, out, Map{blocks.height, blocks.width, blocks.prefix(n)}, filters);
+}
+
+KERNEL(
+    mhla_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyNumbers mixing, AnyNumbers q_scale, AnyNumbers k_scale,
+     float least, AnyFilters filters, Blocks blocks, AnyTokens out),
+    (shape, q, k, v, mixing, q_scale, k_scale, least, filters, blocks, out))

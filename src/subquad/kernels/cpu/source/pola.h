@@ -1,6 +1,6 @@
 // PolaFormer's attention: see ops/pola_formula.py.
 #pragma once
-#include "tokens.h"
+#include "mixer_parts.h"
 
 // Rows [(x⁺)^p, (x⁻)^p] of x = (token + position) · sharpness, each half of padded width
 template <class E>
@@ -241,3 +241,31 @@ KERNEL(
     (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, Tokens<float> positions, AnyTokens grad, AnyTokens dq,
      AnyTokens dk, AnyTokens dv, Numbers sharpness, Numbers powers, Numbers dpowers, Numbers dsharpness, float eps),
     (shape, q, k, v, positions, grad, dq, dk, dv, sharpness, powers, dpowers, dsharpness, eps))
+
+// Powers are 1 + alpha · sigmoid(power), and tokens are divided by softplus(temperature)
+template <class E>
+Answer pola_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> g, const Parameter& positions,
+    const Parameter& power, const Parameter& temperature, float alpha, float eps, const Filters& filters, Map map,
+    Tokens<E> out) {
+    const int64_t channels = shape.heads * shape.width, head = shape.keys * shape.width;
+    if (!fits(channels, power, temperature) || !power.data || !temperature.data) return MISFIT;
+    if (!fits(shape.heads * head, positions) || !positions.data) return MISFIT;
+    if (!fits(shape, filters) || !fits(shape, shape.queries, v, g) || !fits(shape.queries, map)) return MISFIT;
+    Buffer<float> powers(channels), sharpness(channels);
+    for (int64_t c = 0; c < channels; c++) {
+        powers[c] = 1 + alpha * sigmoid(power.data[c]);
+        sharpness[c] = 1 / softplus(temperature.data[c]);
+    }
+    // the same of all images
+    const Tokens<float> places{positions.data, 0, head, shape.width, shape.batch, shape.heads, shape.keys, shape.width};
+    const Answer answer =
+        pola_attention_of<E>(shape, q, k, v, places, out, numbers_of(sharpness), numbers_of(powers), eps);
+    return answer ? answer : finish(shape, v, g, out, map, filters);
+}
+
+KERNEL(
+    pola_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens g, AnyNumbers positions,
+     AnyNumbers power, AnyNumbers temperature, float alpha, float eps, AnyFilters filters, Map map, AnyTokens out),
+    (shape, q, k, v, g, positions, power, temperature, alpha, eps, filters, map, out))

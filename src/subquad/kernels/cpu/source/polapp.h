@@ -1,6 +1,7 @@
 // PolaFormer++'s attention: see ops/polapp_formula.py, whose letters these are.
 #pragma once
 #include "feature_maps.h"
+#include "mixer_parts.h"
 
 // (e^x - 1) e^-m for x from 0 on, of e^(x - m) and e^-m: without the difference where that would cancel
 inline vec lowered_growth(vec x, vec both, vec down) {
@@ -323,3 +324,24 @@ KERNEL(
     (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv,
      Numbers same, Numbers opposite, Numbers dsame, Numbers dopposite, Turning turning, float eps),
     (shape, q, k, v, grad, dq, dk, dv, same, opposite, dsame, dopposite, turning, eps))
+
+// Spikiness is the sigmoid of what is learned, `same` and `opposite` (h, 2d)
+template <class E>
+Answer polapp_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> g, const Parameter& same, const Parameter& opposite,
+    Turning turning, float eps, const Filters& filters, Map map, Tokens<E> out) {
+    const int64_t count = 2 * shape.heads * shape.width;
+    if (!fits(count, same, opposite) || !same.data || !opposite.data) return MISFIT;
+    if (!fits(shape, filters) || !fits(shape, shape.queries, v, g) || !fits(shape.queries, map)) return MISFIT;
+    Buffer<float> of_same(count), of_opposite(count);
+    for (int64_t i = 0; i < count; i++) of_same[i] = sigmoid(same.data[i]), of_opposite[i] = sigmoid(opposite.data[i]);
+    const Answer answer = polapp_attention_of<E>(
+        shape, q, k, v, out, numbers_of(of_same), numbers_of(of_opposite), turning, eps);
+    return answer ? answer : finish(shape, v, g, out, map, filters);
+}
+
+KERNEL(
+    polapp_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens g, AnyNumbers same, AnyNumbers opposite,
+     Turning turning, float eps, AnyFilters filters, Map map, AnyTokens out),
+    (shape, q, k, v, g, same, opposite, turning, eps, filters, map, out))

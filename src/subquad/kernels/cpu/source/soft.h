@@ -1,6 +1,7 @@
 // Softmax-free attention: see ops/soft_formula.py.
 #pragma once
 #include "maps.h"
+#include "mixer_parts.h"
 
 // κ(x, y) = exp(-|x - y|² / 2) of the piece's tokens, scaled, and the few, (count × padded a)
 struct GaussianMap {
@@ -337,3 +338,78 @@ KERNEL(
     (Numbers grad, Numbers gram, Numbers start, int64_t matrices, int64_t m, int32_t steps, Numbers dgram,
      Numbers dstart, int32_t threads),
     (grad, gram, start, matrices, m, steps, dgram, dstart, threads))
+
+// Landmarks from what a convolution made of their windows: gelu(norm(scale · x)), in place
+inline void make_landmarks(const Shape& shape, const Tokens<float>& x, float scale, const Norm& norm) {
+    const int64_t d = shape.width;
+    Buffer<float> line(padded(d));
+    for (int64_t i = 0; i < shape.batch * shape.heads * x.count; i++) {
+        float* token = x.data + i * d;
+        for (int64_t c = 0; c < d; c++) token[c] *= scale;
+        normed<1, float, float>({token}, d, norm, {line.data()});
+        for (int64_t c = 0; c < d; c += W) store(&line[c], gelu(load(&line[c]), 0.0f));
+        copy(line.data(), d, token);
+    }
+}
+
+// x (b, h, m, d) ← Y x, with Newton's inverse Y of κ(l, l) + ridge from `start` / (largest row sum)² of it
+inline void solve(
+    const Shape& shape, const Tokens<float>& landmarks, int64_t steps, float ridge, float start, Buffer<float>& x) {
+    const int64_t d = shape.width, m = landmarks.count, row = padded(m);
+    parallel(shape.threads, [&](int me, int all) {
+        GaussianMap kernel;
+        Newton newton(m);
+        Buffer<float> gram(m * m), right, spare(m * padded(d));
+        heads(shape, me, all, [&](int64_t index) {
+            float largest = 0;
+            for (int64_t first = 0; first < m; first += T) {
+                const Piece piece{index, index / shape.heads, index % shape.heads, first, std::min<int64_t>(T, m - first)};
+                kernel.fill_in(landmarks, piece, landmarks.data, m, d, 1);
+                for (int64_t t = 0; t < piece.count; t++) {
+                    float total = 0, *to = &gram[(first + t) * m];
+                    for (int64_t a = 0; a < m; a++) total += to[a] = kernel.map[t * row + a];
+                    largest = std::max(largest, total);
+                    to[first + t] += ridge;
+                }
+            }
+            newton.run(gram.data(), start / (largest * largest), steps);
+            as_rows(&x[index * m * d], d, m, d, right);
+            multiply(m, padded(d), m, {newton.y.data(), row, 1}, right.data(), padded(d), {spare.data(), padded(d)});
+            for (int64_t a = 0; a < m; a++) std::memcpy(&x[(index * m + a) * d], &spare[a * padded(d)], d * sizeof(float));
+        });
+    });
+}
+
+// `windows` (d, d, down, across) are those of a convolution as a module has them
+template <class E>
+Answer soft_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> v, const Parameter& windows, const Norm& norm, float scale, int64_t steps,
+    float ridge, float start, const Filters& filters, Map map, int64_t down, int64_t across, Tokens<E> out) {
+    const int64_t d = shape.width, places = down * across;
+    if (!fits(shape, shape.queries, q, v) || !fits(shape.queries, map) || !fits(shape, filters)) return MISFIT;
+    if (down < 1 || across < 1 || map.height < down || map.width < across || steps < 0) return MISFIT;
+    if (!fits(places * d * d, windows) || !fits(d, norm.weight, norm.bias)) return MISFIT;
+    const int64_t count = map.height / down * (map.width / across);
+    Buffer<float> weights(places * d * d), points, gathered;
+    // as products want them, (down, across, d, d of landmarks)
+    for (int64_t c = 0; c < d; c++) turn(windows.data + c * places, d * places, d, places, &weights[c * d], d * d);
+    const Tokens<float> landmarks = few_tokens(shape, count, points);
+    if (convolve_windows_to(shape, q, map, down, across, numbers_of(weights), landmarks)) return MISFIT;
+    make_landmarks(shape, landmarks, scale, norm);
+    gathered.resize(points.size());
+    // both maps are one: it is kept where it stays in the caches
+    const int64_t entries = shape.batch * shape.heads * shape.queries * padded(count);
+    const std::unique_ptr<float[]> kept(entries > MOST_KEPT ? nullptr : new float[entries]);
+    const Numbers few = numbers_of(points), solved = numbers_of(gathered);
+    Answer answer = soft_gather_to(shape, q, few, count, v, scale, solved, kept.get());
+    if (answer) return answer;
+    solve(shape, landmarks, steps, ridge, start, gathered);
+    answer = soft_spread_from(shape, q, few, count, solved, scale, out, kept.get());
+    return answer ? answer : finish(shape, v, {}, out, map, filters);
+}
+
+KERNEL(
+    soft_mixer,
+    (Shape shape, AnyTokens q, AnyTokens v, AnyNumbers windows, AnyNorm norm, float scale, int64_t steps, float ridge,
+     float start, AnyFilters filters, Map map, int64_t down, int64_t across, AnyTokens out),
+    (shape, q, v, windows, norm, scale, steps, ridge, start, filters, map, down, across, out))

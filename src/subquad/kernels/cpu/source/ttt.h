@@ -1,6 +1,7 @@
 // A gated unit trained on keys and values: see ops/ttt_formula.py, whose letters these are.
 #pragma once
 #include "feature_maps.h"
+#include "local.h"
 
 // A head's two matrices (d × padded d) as the right sides of products
 template <class P>
@@ -266,3 +267,56 @@ KERNEL(
     (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv, Numbers w1,
      Numbers w2, Numbers dw1, Numbers dw2, Turning turning, float scale),
     (shape, q, k, v, grad, dq, dk, dv, w1, w2, dw1, dw2, turning, scale))
+
+// Tokens of some heads, from `first` on
+template <class E>
+Tokens<E> heads_of(Tokens<E> x, int64_t first, int64_t count) {
+    x.data += first * x.head;
+    x.heads = count;
+    return x;
+}
+
+// The last heads, as many as `filter` (e·d, 3, 3) is of, train it on their map, the others units `w1` and `w2` (h, d, d)
+template <class E>
+Answer ttt_mixer_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, const Parameter& w1, const Parameter& w2, const Parameter& filter,
+    Turning turning, float scale, Map map, Tokens<E> out) {
+    constexpr int64_t taps = 9;
+    const int64_t d = shape.width, n = shape.queries, extra = filter.count / (taps * d), units = shape.heads - extra;
+    if (shape.keys != n || !fits(shape, n, q, k, v, out) || !fits(n, map)) return MISFIT;
+    if (!w1.data || !w2.data || !filter.data || extra < 1 || units < 1 || filter.count != extra * d * taps) return MISFIT;
+    Shape some = shape;
+    some.heads = units;
+    const auto unit_of = [&](const Tokens<E>& x) { return heads_of(x, 0, units); };
+    const Answer answer =
+        ttt_unit_of<E>(some, unit_of(q), unit_of(k), unit_of(v), unit_of(out), w1, w2, turning, scale / float(n));
+    if (answer) return answer;
+    some.heads = extra;
+    const auto filter_of = [&](const Tokens<E>& x) { return heads_of(x, units, extra); };
+    const int64_t channels = extra * d, places = map.height * map.width;
+    Buffer<float> weights(shape.batch * taps * channels);
+    const Answer gathered =
+        local_branch_gradient_of<E>(some, filter_of(k), filter_of(v), map, numbers_of(weights), taps * channels, {}, 3);
+    if (gathered) return gathered;
+    for (int64_t b = 0; b < shape.batch; b++)
+        for (int64_t c = 0; c < channels; c++) {
+            float* step = &weights[b * taps * channels + c];
+            float squares = 0;
+            for (int64_t i = 0; i < taps; i++) {
+                float& one = step[i * channels];
+                one *= scale / float(places);
+                squares += one * one;
+            }
+            const float damping = 1 / (std::sqrt(squares) + 1);
+            for (int64_t i = 0; i < taps; i++)
+                step[i * channels] = filter.data[c * taps + i] + step[i * channels] * damping;
+        }
+    return add_branch<E>(
+        some, filter_of(q), {}, {}, filter_of(out), map, numbers_of(weights), taps * channels, {}, 3);
+}
+
+KERNEL(
+    ttt_mixer,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyNumbers w1, AnyNumbers w2, AnyNumbers filter,
+     Turning turning, float scale, Map map, AnyTokens out),
+    (shape, q, k, v, w1, w2, filter, turning, scale, map, out))
