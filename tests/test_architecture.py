@@ -125,6 +125,13 @@ def needs_of(path, modules):
         waiting += ast.iter_child_nodes(node)
 
 
+def test_the_page_of_the_design_has_every_room():
+    layout = (SOURCE.parents[1] / "docs" / "design.md").read_text().partition("## Who computes")[0]
+    named = {word.rstrip(":;,") for word in layout.split()}
+    rooms = {room_of(path) for path in FILES} - {"__init__", "__main__"}
+    assert [room for room in sorted(rooms) if not {f"{room}.py", f"{room}/"} & named] == []
+
+
 def test_no_two_modules_have_one_name():
     names = Counter(path.stem for path in FILES if path.stem not in ("__init__", "__main__"))
     assert [name for name, count in names.items() if count > 1] == []
