@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import subprocess
 import sys
 import typing
 from pathlib import Path
@@ -36,6 +37,16 @@ def test_one_version_and_one_licence_everywhere():
 def test_every_mechanism_of_a_paper_is_cited():
     cited = {word for reference in CITATION["references"] for word in re.findall(r"\w+", reference["notes"])}
     assert ATTENTION.keys() - {"softmax"} <= cited
+
+
+@pytest.mark.slow
+def test_modules_are_there_when_they_are_asked_for():
+    rooms = sorted({path.stem for path in (ROOT / "src" / "subquad").iterdir() if path.suffix in ("", ".py")})
+    names = [name for name in rooms if not name.startswith("_") and name not in subquad.__all__]
+    code = f"import subquad\nfor name in {names}: assert getattr(subquad, name).__name__ == f'subquad.{{name}}', name"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not hasattr(subquad, "nowhere")
 
 
 def required(function):

@@ -14,7 +14,7 @@ _LATER = is_command()
 if _LATER:
     end_by_signals()
 
-import importlib  # noqa: E402
+import importlib.util  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from subquad.errors import SubquadError  # noqa: E402
@@ -106,6 +106,9 @@ def __getattr__(name: str) -> Any:
     for place, names in (_PLACES | _WHEN_ASKED_FOR).items():
         if name in names:
             return getattr(importlib.import_module(f"subquad.{place}"), name)
+    # a module of the library, as in subquad.exports.open_exported
+    if not name.startswith("_") and importlib.util.find_spec(f"subquad.{name}") is not None:
+        return importlib.import_module(f"subquad.{name}")
     raise AttributeError(f"module 'subquad' has no attribute '{name}'")
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from foreign import sharp
+from foreign import FOREIGN, sharp
 from foreign_diffusion import denoiser, inputs
 from mechanisms import refuses
 from PIL import Image
@@ -82,6 +82,13 @@ def test_fits_learn_where_the_caller_has_gradients_off(mode, fit):
 def test_with_softmax_there_is_nothing_to_align():
     model, student = small("softmax")
     assert max(relative_errors(student, model, PICTURES).values()) < 1e-10
+
+
+@pytest.mark.parametrize("name", [name for name in FOREIGN if name.startswith("transformers ")])
+def test_layers_may_give_the_weights_that_they_formed(name):
+    model = sharp(name)
+    model.set_attn_implementation("eager")
+    assert max(relative_errors(subquad.convert(model, "softmax"), model, PICTURES[:4]).values()) < 1e-10
 
 
 def test_blocks_are_aligned_alone_or_together_alike():

@@ -3,6 +3,7 @@
 import inspect
 import json
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from subquad.errors import SubquadError, shown
+from subquad.weights.hub_access import asking_hub
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,6 @@ ARGUMENTS = {"steps": "num_inference_steps"}
 def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Any:
     """A pipeline from a folder or by its name on a hub; only safetensors are read, and no code of its own is run."""
     try:
-        from diffusers import DiffusionPipeline
         from diffusers.utils import logging
         from transformers.utils import logging as logging_of_texts
     except ImportError:
@@ -59,7 +60,11 @@ def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: tor
             warnings.simplefilter("ignore")
             for library in libraries:
                 library.set_verbosity_error()
-            pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
+            # which warns of other packages' versions where it is imported
+            from diffusers import DiffusionPipeline
+
+            with nullcontext() if is_folder else asking_hub():
+                pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
     except Exception as error:
         # libraries have as many kinds of errors as there are ways for files to be damaged
         what = "can't be loaded" if is_folder else "is no folder here, and can't be loaded from the hub"

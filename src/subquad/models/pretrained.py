@@ -25,6 +25,7 @@ from subquad.weights.dense_links import DENSE_LINKS, DenseLink, dense_row
 from subquad.weights.downloading import Wanted, check_same, download, locked, remember
 from subquad.weights.files import classes_in, fitted, read_note, read_weights, save_weights
 from subquad.weights.fitting import Adapted
+from subquad.weights.hub_access import asking_hub
 from subquad.weights.hub_files import hub_file
 from subquad.weights.links import LINKS, PAGES, any_row_of, link_of, network_of
 
@@ -86,11 +87,12 @@ def _of_hub(repository: str) -> Path:
 
     name, _, revision = repository.partition("@")
     try:
-        # what says what it is and how it is asked, of networks of timm and transformers
-        for beside in (HUB_CONFIG, HUB_PICTURES):
-            with suppress(EntryNotFoundError):
-                hf_hub_download(name, beside, revision=revision or None)
-        return Path(hf_hub_download(name, HUB_WEIGHTS, revision=revision or None))
+        with asking_hub():
+            # what says what it is and how it is asked, of networks of timm and transformers
+            for beside in (HUB_CONFIG, HUB_PICTURES):
+                with suppress(EntryNotFoundError):
+                    hf_hub_download(name, beside, revision=revision or None)
+            return Path(hf_hub_download(name, HUB_WEIGHTS, revision=revision or None))
     except Exception as error:
         # its library has many, and those of the libraries below it
         raise SubquadError(f"hf-hub:{repository} can't be had: {one_line(reason_of(error), 300)}") from None

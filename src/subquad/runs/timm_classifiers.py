@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from subquad.tasks import ImageNetwork, task_named
 from subquad.text import one_line
 from subquad.weights.files import read_note
 from subquad.weights.fitting import misfits, not_finite, some
+from subquad.weights.hub_access import asking_hub
 
 CONFIG = "config.json"
 """In a folder that timm saved: the network's name, how it is made, how it takes images, its classes."""
@@ -116,13 +118,14 @@ def _opened(
             if state is not None and arguments.get("img_size") is not None:
                 state = _moved(name, arguments, state, height_and_width(img_size))
             arguments = arguments | {"img_size": img_size}
-        model, made_of = _made(name, pretrained=state is None, **arguments)
+        with asking_hub() if state is None else nullcontext():
+            model, made_of = _made(name, pretrained=state is None, **arguments)
         if state is not None:
             state = _fitting(state, model, resample=img_size is not None)
             if names := not_finite(state):
                 raise ValueError(f"not finite: {some(names)}")
             model.load_state_dict(state)
-    except (OSError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except (SubquadError, OSError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise SubquadError(f"can't load {called}: {one_line(error)}{hint}") from None
     config = timm.data.resolve_model_data_config(model)
     seen = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}

@@ -100,12 +100,16 @@ def no_answer(error: Exception, url: str) -> str:
 
 def _by_proxy(url: str) -> str:
     """By which proxy a link is asked for, which may be what can't be reached; nothing where by none."""
+    proxy = asks_proxy(url)
+    # not who asks, and by which password
+    return f" by the proxy {one_line(proxy.rpartition('@')[2], 80)} (${urlsplit(url).scheme}_proxy)" if proxy else ""
+
+
+def asks_proxy(url: str) -> str | None:
+    """The proxy that is asked for a link, if one is."""
     parts = urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
-    if not proxy or urllib.request.proxy_bypass(parts.netloc):
-        return ""
-    # not who asks, and by which password
-    return f" by the proxy {one_line(proxy.rpartition('@')[2], 80)} (${parts.scheme}_proxy)"
+    return proxy if proxy and not urllib.request.proxy_bypass(parts.netloc) else None
 
 
 def host_of(url: str) -> str:
