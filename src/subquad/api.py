@@ -464,7 +464,8 @@ def export(
         given: of a network that takes more than images, the arguments of a call by name, as a processor of
             transformers makes them: the file takes the first tensor of floats, and the rest are constants of it.
         takes: which of these the file takes, by name, in this order, where it is more than that one.
-        answer: which of such a network's answers is written, by name; the first if left out.
+        answer: which of several answers is written, by name; if left out the first beside `given`, else the logits, or
+            the only one.
         log: hears what the weights are.
 
     Raises:

@@ -4,7 +4,6 @@ A flag's type raises `argparse.ArgumentTypeError` for a text that says nothing o
 """
 
 import argparse
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from subquad.errors import shown
 from subquad.ranges import LARGEST, Range, with_limit
+from subquad.writing import WriteError, check_place
 
 
 class Flag:
@@ -111,14 +111,7 @@ def file_to_write(text: str) -> Path:
 
 def _check_way(path: Path, folder: Path) -> None:
     """Raise where a folder can't be made, in front of all work."""
-    if any(len(os.fsencode(part)) > 255 for part in path.parts):
-        raise argparse.ArgumentTypeError(f"has a name of more than 255 bytes: {shown(str(path))}")
     try:
-        while not folder.exists():
-            folder = folder.parent
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{shown(str(path))} can't be written: {error.strerror}") from None
-    if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"{folder} is no folder: {path} can't be written")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{folder} is not to be written to: {path} can't be written")
+        check_place(path, folder)
+    except WriteError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from subquad.errors import SubquadError, reason_without_path
+from subquad.errors import SubquadError, reason_without_path, shown
 
 _ASIDE = re.compile(r"\..+\.(?P<process>\d+)-(?P<host>[0-9a-f]{8})\.unfinished")
 _TEMPORARY = re.compile(r"subquad-\w+-(?P<process>\d+)-(?P<host>[0-9a-f]{8})-.+")
@@ -28,6 +28,32 @@ _swept: set[tuple[int, Path]] = set()
 
 class WriteError(SubquadError):
     """A file that can't be written, with the reason that the system gives."""
+
+
+def check_place(path: Path, folder: Path | None = None) -> None:
+    """Raise where a file, or the folder that it is to be in, can't be made: in front of all work.
+
+    Args:
+        path: what is to be written.
+        folder: that it is to be in; `path` itself where that is a folder.
+
+    Raises:
+        WriteError: says why.
+    """
+    if any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise WriteError(f"has a name of more than 255 bytes: {shown(str(path))}")
+    there = path.parent if folder is None else folder
+    try:
+        while not there.exists():
+            there = there.parent
+    except OSError as error:
+        raise WriteError(f"{shown(str(path))} can't be written: {error.strerror}") from None
+    written = "nothing can be written there" if there == path else f"{path} can't be written"
+    if not there.is_dir():
+        raise WriteError(f"{there} is no folder: {written}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        raise WriteError(f"{there} is {'on a read-only disk' if read_only else 'not to be written to'}: {written}")
 
 
 @contextmanager

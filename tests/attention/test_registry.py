@@ -74,7 +74,11 @@ def no_grid(self, dim, num_heads, grid, kv_grid, window, size=3): ...
         ),
         ("mean", lambda: broken(inputs=("v", "q", "padding")), "in this order, got .*'v', 'q'"),
         ("mean", lambda: broken(inputs=["q", "v", "padding"]), "inputs is a tuple"),
-        ("mean", lambda: broken(inputs=("q", "v")), "inputs lacks padding; forward takes .self, q, v, ., grid"),
+        (
+            "mean",
+            lambda: broken(inputs=("q", "v")),
+            "inputs lacks padding, which is handed to one that refuses it, too; forward takes .self, q, v, ., grid",
+        ),
         ("mean", lambda: broken(weights=None), "it has no method weights"),
         (
             "mean",

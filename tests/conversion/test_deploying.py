@@ -12,6 +12,7 @@ from timm.models import create_feature_extractor, get_graph_node_names
 import subquad
 from subquad import SubquadError
 from subquad.conversion import load_converted, save_delta
+from subquad.exports import open_exported
 from subquad.kernels import multipliers
 from subquad.models.stated_inputs import stated_size
 
@@ -170,3 +171,26 @@ def test_absent_tokens_of_transformers_networks_stay_unseen():
     pairs = torch.ones(2, 1, 17, 17, dtype=torch.bool).tril()
     with pytest.raises(SubquadError, match="differ among queries"):
         student(x, attention_mask=pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("transformers ViT", None), ("transformers ViT", "logits"), ("transformers DINOv2", "pooler_output")],
+)
+def test_of_answers_by_name_one_is_written(name, answer, tmp_path):
+    student, x = subquad.convert(teacher(name), "linear"), images(96)
+    file = tmp_path / "network.pt2"
+    given = {"format": "pt2", "dynamic": ["batch"], "img_size": 96 if name == "transformers DINOv2" else None}
+    assert subquad.export(student, file, answer=answer, **given).difference < 1e-5
+    for model, wrong, says in (
+        (student, "other", "by name, and one is written: say answer=…, got 'other'"),
+        (teacher("timm ViT"), "logits", "is of networks that give several by name, and this one does not"),
+    ):
+        with pytest.raises(SubquadError, match=says):
+            subquad.export(model, file, answer=wrong, **given)
+    if name == "transformers DINOv2":
+        with pytest.raises(SubquadError, match="gives last_hidden_state, pooler_output by name, and one is written"):
+            subquad.export(student, file, **given)
+        written = open_exported(file)(x[:1])
+        with torch.no_grad():
+            assert difference(written, student(x[:1]).pooler_output) < 1e-5

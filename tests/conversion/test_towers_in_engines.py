@@ -97,8 +97,8 @@ def test_what_can_not_be_written_of_arguments_is_one_line(tmp_path):
         subquad.export(student, file, given={"grid_thw": given["grid_thw"]})
     with pytest.raises(SubquadError, match=r"answers with last_hidden_state, pooler_output.*, got answer='logits'"):
         subquad.export(student, file, given=given, answer="logits")
-    with pytest.raises(SubquadError, match="takes and answer say what is written of a network beside given"):
-        subquad.export(student, file, answer="logits")
+    with pytest.raises(SubquadError, match="takes says what a file takes of what is given"):
+        subquad.export(student, file, takes=["pixels"])
     assert not list(tmp_path.iterdir())
 
 

@@ -20,9 +20,12 @@ from subquad.cli.parser import FREE_TEXTS, run_name
 from subquad.flags import Number, file_to_write, folder_to_write, pixels, to_read
 from subquad.models import HOSTS, create_model
 from subquad.models.pyramid import Pyramid
+from subquad.pages.page_parts import check_page
+from subquad.pages.standalone_charts import check_picture as check_chart
 from subquad.ranges import Range, fits
 from subquad.tasks import TASKS, Trained, fields_of, load_recipe, recipe_names
 from subquad.tasks.detection.detectors import build_detector
+from subquad.tasks.figures import check_picture
 from subquad.tasks.segmentation.segmenters import Segmenter
 from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
 
@@ -273,6 +276,18 @@ def test_a_folder_that_is_not_to_be_written_to_is_refused_in_front_of_the_work(k
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & os.W_OK)
     with pytest.raises(argparse.ArgumentTypeError, match=r"is not to be written to: .*b can't be written"):
         kind(str(tmp_path / "a" / "b"))
+    if kind is folder_to_write:
+        with pytest.raises(argparse.ArgumentTypeError, match=r"is not to be written to: nothing can be written there$"):
+            kind(str(tmp_path))
+
+
+@pytest.mark.parametrize("check", [check_page, check_picture, check_chart], ids=["page", "picture", "chart"])
+def test_where_nothing_can_be_written_it_is_said_in_front_of_the_work(check, tmp_path, monkeypatch):
+    file = tmp_path / ("page.html" if check is check_page else "picture.png")
+    check(file)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & os.W_OK)
+    with pytest.raises(SubquadError, match=f"is not to be written to: .*{file.name} can't be written"):
+        check(file)
 
 
 @pytest.mark.parametrize("data", ["", " "])

@@ -54,7 +54,8 @@ def _faults(cls: Any) -> Iterator[str]:
         yield f"inputs is a tuple of the words {' '.join(VOCABULARY)}, in this order, got {shown(inputs)}"
         inputs = None
     elif missing := [word for word in NEEDED if word not in inputs]:
-        yield f"inputs lacks {' '.join(missing)}"
+        refused = ", which is handed to one that refuses it, too" if "padding" in missing else ""
+        yield f"inputs lacks {' '.join(missing)}{refused}"
     for method, words in (("forward", inputs), ("weights", inputs and tuple(w for w in inputs if w != "v"))):
         function = getattr(cls, method, None)
         if not callable(function) or function is getattr(nn.Module, method, None):

@@ -26,6 +26,7 @@ from subquad.exports.checking import (
 from subquad.exports.file_notes import as_texts
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.known_arguments import WithArguments, check_alone, in_dtype
+from subquad.exports.named_answers import with_one_answer
 from subquad.exports.programs import (
     as_formulas,
     check_dynamic,
@@ -101,7 +102,8 @@ def export(
         given: of a network that takes more than images, the arguments of a call by name, as the tower of a network of
             language is handed patches and their numbers: see `WithArguments`.
         takes: which of these the file takes, by name, in this order; the first tensor of floats if left out.
-        answer: which of such a network's answers is written, by name; the first if left out.
+        answer: which of several answers is written, by name; if left out the first beside `given`, else the logits, or
+            the only one.
         notes: what the file says beside, by name, as JSON can hold it; formats without room for them leave them out.
 
     Raises:
@@ -114,8 +116,8 @@ def export(
     check_suffix(path, f"{format} is", exporter.suffix)
     dynamic = names_in(dynamic)
     check_dynamic(dynamic)
-    if given is None and (takes or answer is not None):
-        raise SubquadError("takes and answer say what is written of a network beside given, which is not there")
+    if given is None and takes:
+        raise SubquadError("takes says what a file takes of what is given, which is not there")
     check_parameters(model, DTYPES[dtype])
     if given is not None:
         check_alone(img_size, dynamic, batch)
@@ -127,6 +129,9 @@ def export(
         check_most(dynamic, batch, size)
     wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least, as_texts(notes))
     with in_evaluation(model):
+        if given is None:
+            tried = [torch.zeros(batch, count, *size, dtype=wanted.dtype) for count in possible_channels(model)]
+            model = with_one_answer(model, tried, answer)
         return _written(model, path, exporter, wanted)
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from subquad.errors import SubquadError
 from subquad.pages.colours import style_of
-from subquad.writing import json_text, write_text
+from subquad.writing import check_place, json_text, write_text
 
 NOTHING = Markup()
 """What a section is that has nothing to show."""
@@ -50,9 +50,10 @@ def own_file(name: str) -> Markup:
 
 
 def check_page(path: Path) -> None:
-    """Raise where a page is not named as one."""
+    """Raise where a page is not named as one, or can't be written."""
     if path.suffix != ".html":
         raise SubquadError(f"the report is an HTML page: name it like {path.with_suffix('.html')}")
+    check_place(path)
 
 
 def write_page(path: Path, title: str, sections: Sequence[Markup]) -> None:

@@ -9,6 +9,7 @@ from subquad.models import attention_label
 from subquad.pages.charts import Axis, Series, spread_apart, tick_texts, ticks_of
 from subquad.pages.colours import classes_of, colour_of_class
 from subquad.tasks.figures import MUTED, new_figure, save_figure
+from subquad.writing import check_place
 
 PICTURES = "the picture is", ".svg", ".png", ".pdf"
 
@@ -21,6 +22,7 @@ _NAME_GAP = 13.0
 def check_picture(path: Path) -> None:
     """Raise where a picture can't be written: before what it shows is measured."""
     check_suffix(path, *PICTURES)
+    check_place(path)
     new_figure(*_SIZE)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.errors import SubquadError
-from subquad.writing import replacing
+from subquad.writing import check_place, replacing
 
 INK, MUTED, WRONG = "#1f2933", "#7b8794", "#c81e1e"
 
@@ -24,6 +24,7 @@ def new_figure(width: float, height: float) -> Any:
 def check_picture(path: Path) -> None:
     """Raise SubquadError where no picture can be drawn to `path`: in front of the work that it is to show."""
     _format_of(new_figure(1, 1), path)
+    check_place(path)
 
 
 @contextmanager
