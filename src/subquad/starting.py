@@ -67,5 +67,12 @@ def end_by_signals() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     word = "terminated" if number == signal.SIGTERM else "interrupted"
-    os.write(2, f"subquad: {word}\n".encode())
+    if not _was_started_by_a_command():
+        os.write(2, f"subquad: {word}\n".encode())
     os._exit(128 + number)
+
+
+def _was_started_by_a_command() -> bool:
+    """Whether this process computes for another one of ours, which got the signal as well and says so."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and processes.parent_process() is not None

@@ -93,6 +93,8 @@ def test_what_can_not_be_written_of_arguments_is_one_line(tmp_path):
         subquad.export(student, file, given=given, batch=4)
     with pytest.raises(SubquadError, match=r"does not take what is given, hidden_states: .*grid_thw"):
         subquad.export(student, file, given={"hidden_states": given["hidden_states"]})
+    with pytest.raises(SubquadError, match=r"does not take what is given, pixels: .*; pixels is none of its hidden_st"):
+        subquad.export(student, file, given={"pixels": given["hidden_states"]})
     with pytest.raises(SubquadError, match="none of what is given is a tensor of floats: grid_thw"):
         subquad.export(student, file, given={"grid_thw": given["grid_thw"]})
     with pytest.raises(SubquadError, match=r"answers with last_hidden_state, pooler_output.*, got answer='logits'"):

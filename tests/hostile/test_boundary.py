@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from subquad import SubquadError
+from subquad import SubquadError, starting
 from subquad.cli import main
 from subquad.cli.boundary import CAUSED_OUTSIDE, Terminated
 from subquad.reading import LONGEST, MOST_BYTES, parse_yaml, read_yaml
@@ -206,6 +206,17 @@ def test_a_signal_in_the_first_seconds_ends_in_one_line(how, number, tmp_path):
         assert said.startswith("subquad: ") and said.count("\n") == 1, (place, said)
         # once the run has begun, the line says how to go on with it
         assert process.returncode in (128 + number, 2), place
+
+
+def test_processes_that_a_command_started_leave_the_line_to_it(monkeypatch):
+    said = []
+    monkeypatch.setattr(os, "write", lambda number, line: said.append(line))
+    monkeypatch.setattr(os, "_exit", said.append)
+    for parent, lines in ((None, [b"subquad: terminated\n"]), (object(), [])):
+        monkeypatch.setattr("multiprocessing.process.parent_process", lambda parent=parent: parent)
+        said.clear()
+        starting._end(signal.SIGTERM, None)
+        assert said == [*lines, 143]
 
 
 def _catches(status):

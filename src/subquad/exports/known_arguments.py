@@ -5,7 +5,7 @@ for images of the sizes that they were given.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
@@ -95,8 +95,12 @@ def _answered(network: nn.Module, given: Mapping[str, Any]) -> Any:
     except SubquadError:
         raise
     except Exception as error:
+        # some take whatever is named, and fail further in
+        known = [name for name, one in signature(network.forward).parameters.items() if one.kind is not one.VAR_KEYWORD]
+        wrong = [name for name in given if name not in known]
+        hint = f"; {', '.join(wrong)} is none of its {', '.join(known)}" if wrong else ""
         raise SubquadError(
-            f"{type(network).__name__} does not take what is given, {', '.join(given)}: {reason_of(error)}"
+            f"{type(network).__name__} does not take what is given, {', '.join(given)}: {reason_of(error)}{hint}"
         ) from error
 
 

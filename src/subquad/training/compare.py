@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.attention import ATTENTION, traits_of
-from subquad.errors import SubquadError
+from subquad.errors import InterruptedRunError, SubquadError
 from subquad.holding import holding, is_first_process
 from subquad.models import NETWORKS
 from subquad.models.pretrained import PREFIX, pretrained_file
@@ -58,7 +58,12 @@ def compare(
                 run = RunFolder(folder / f"{slug(mechanism)}-s{seed}")
                 log(f"— {mechanism}, seed {seed}")
                 own = starts[mechanism].replace(seed=seed)
-                summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
+                try:
+                    summaries.append(train(own, run.path, resume=run.recipe.is_file(), log=log))
+                except InterruptedRunError as stopped:
+                    # which says how this run goes on
+                    stopped.args = (f"{stopped}; the same comparison, called again, goes on with all runs",)
+                    raise
             rows.append(aggregate(mechanism, seeds, summaries, column.entry))
         if is_first_process():
             write_comparison(rows, folder, column.title)

@@ -179,7 +179,7 @@ def check_readable(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise SubquadError(f"no weight file at {path}") from None
+        raise SubquadError(f"no weight file at {path}: nothing is there") from None
     except (OSError, ValueError) as error:
         raise SubquadError(f"no weight file at {one_line(path, 100)}: {one_line(error, 100)}") from None
     if not stat.S_ISREG(mode):
