@@ -117,7 +117,7 @@ def plan_of(name: str, keep: int, seed: int, recipe: dict, arguments: argparse.N
 
 def updates_of_epoch(recipe: dict, arguments: argparse.Namespace) -> int:
     """That the teacher made, of all of its training images."""
-    _, _, pictures, _ = open_plan(plan_of("linear", 0, 0, recipe, arguments))
+    pictures = open_plan(plan_of("linear", 0, 0, recipe, arguments)).pictures
     return max(len(pictures) // recipe["batch_size"], 1)
 
 
@@ -167,7 +167,7 @@ def student_cell(
 
 def judge_student(folder: Path, plan: Plan, arguments: argparse.Namespace) -> Comparison:
     """A finished student beside its teacher, on all the held-out images."""
-    trained, _, _, _ = open_plan(plan)
+    trained = open_plan(plan).trained
     held_out = held_out_of(trained, plan, arguments.judged)
     figure = {"measure": held_out.measure, "tally": held_out.tally}
     return compare_networks(subquad.open_trained(folder).model, trained.model, held_out.batches(200), **figure)
@@ -213,7 +213,7 @@ def untrained(recipe: dict, arguments: argparse.Namespace) -> None:
     if file.exists():
         return
     plan = plan_of("linear", 0, 0, recipe, arguments)
-    trained, _, _, _ = open_plan(plan)
+    trained = open_plan(plan).trained
     # one in five: a pseudo-inverse for each head and image takes its time
     held_out = held_out_of(trained, plan, max(arguments.judged // 5, 1))
     rows = {}

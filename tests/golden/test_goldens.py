@@ -227,7 +227,7 @@ def test_focused_attention_in_cswin_computes_what_the_released_branch_does():
     layer.load_state_dict(projections | {name.removeprefix(place): tensor for name, tensor in state.items()})
     projected = make_input(record["input_shape"]).requires_grad_()
     maps = projected.unflatten(2, grid.shape)
-    y = layer._branch(0, maps, grid)
+    y = layer.branch_of(0, maps, grid)
     assert_as_recorded(y, record["outputs"]["out"])
     y.square().mean().backward()
     assert projected.grad.norm().item() == pytest.approx(record["grad_input"], rel=1e-6)
