@@ -14,7 +14,6 @@ from torch import nn
 import subquad
 from subquad import SubquadError
 from subquad.conversion import compare_networks, converted_layers
-from subquad.runs.transformers_detectors import DetectorOfTransformers
 from subquad.tasks.detection import judge_detector, load_objects, predict_objects
 from subquad.tasks.detection.object_input import ObjectInput
 from subquad.tasks.detection.query_detector import (
@@ -25,6 +24,7 @@ from subquad.tasks.detection.query_detector import (
     opened_query_detector,
 )
 from subquad.tasks.detection.trained_detector import find_objects
+from subquad.tasks.detection.transformers_detectors import DetectorOfTransformers
 
 transformers = pytest.importorskip("transformers", "5.1")
 

@@ -6,13 +6,8 @@ from typing import Any
 from torch import nn
 
 from subquad.errors import SubquadError
-from subquad.runs.transformers_detectors import DETECTOR, DETECTORS, DetectorOfTransformers, is_detector
-from subquad.runs.transformers_networks import SEGMENTER, NetworkOfTransformers, SegmenterOfTransformers
 from subquad.tasks import TASKS
 from subquad.text import one_line
-
-KINDS: dict[str, type[NetworkOfTransformers]] = {SEGMENTER: SegmenterOfTransformers, DETECTOR: DetectorOfTransformers}
-"""How those are called that answer otherwise than classifiers and encoders, by what their names end with."""
 
 
 def make_transformers(name: str, *, config: Any = None, num_classes: int = 0, **more: Any) -> nn.Module:
@@ -25,14 +20,10 @@ def make_transformers(name: str, *, config: Any = None, num_classes: int = 0, **
     if not isinstance(config, Mapping) or more:
         raise SubquadError("its note does not say how the network was made")
     labels = {"num_labels": num_classes} if num_classes else {}
-    return called_with_images(cls(cls.config_class.from_dict({**config, **labels})))
+    return task_of(name).called_with_images(cls(cls.config_class.from_dict({**config, **labels})))
 
 
-def called_with_images(network: Any) -> NetworkOfTransformers:
-    """A network of transformers, to be called as ours of its task are."""
-    name = type(network).__name__
-    return next((kind for end, kind in KINDS.items() if name.endswith(end)), NetworkOfTransformers)(network)
-
+OTHERS = "others are opened by transformers and given to subquad.convert(network, …)"
 
 NAMING = ("id2label", "label2id", "transformers_version", "architectures", "_name_or_path", "auto_map")
 """What is not about how a network is made; names of classes are in the note itself."""
@@ -66,12 +57,8 @@ def class_named(name: str, where: str) -> Any:
     if cls.main_input_name != "pixel_values" or task_of(name) is None:
         raise SubquadError(
             f"{where} is of a {name}: commands take classifiers, semantic segmenters, detectors, networks of depth and "
-            "encoders; others are opened by transformers and given to subquad.convert(network, …)"
+            f"encoders; {OTHERS}"
         )
-    if name.endswith(DETECTOR) and not is_detector(name):
-        known = ", ".join(sorted(DETECTORS))
-        raise SubquadError(
-            f"{where} is of a {name}: commands take detectors whose queries are objects ({known}); others "
-            "are opened by transformers and given to subquad.convert(network, …)"
-        )
+    if instead := task_of(name).unlike_foreign(name):
+        raise SubquadError(f"{where} is of a {name}: commands take {instead}; {OTHERS}")
     return cls

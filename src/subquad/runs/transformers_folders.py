@@ -13,10 +13,9 @@ from torch import nn
 from subquad.errors import SubquadError, naming, reason_without_path
 from subquad.models.pretrained import HUB_CONFIG, HUB_PICTURES, HUB_WEIGHTS
 from subquad.ranges import Pixels, height_and_width
-from subquad.runs.transformers_classes import called_with_images, class_named, of_making, task_of
-from subquad.runs.transformers_detectors import is_detector, sizes_of_detector
-from subquad.runs.transformers_networks import DEPTH, DenseOfTransformers, NetworkOfTransformers
+from subquad.runs.transformers_classes import class_named, of_making, task_of
 from subquad.tasks import ImageNetwork, Trained
+from subquad.tasks.transformers_network import DEPTH, DenseOfTransformers, NetworkOfTransformers
 from subquad.text import one_line
 from subquad.weights.files import read_note
 from subquad.weights.fitting import some
@@ -35,9 +34,6 @@ KNOWN_STEPS = frozenset(
 ASPECT = "keep_aspect_ratio"
 OTHER_STEPS = frozenset({ASPECT, "rescale_offset", "include_top"})
 """What changes numbers and sizes in processors of some networks."""
-
-AROUND_OBJECTS = frozenset({"do_pad", "do_convert_annotations"})
-"""What processors of detectors do to batches of several sizes, which are looked at one by one here, and to labels."""
 
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, of those that our transforms have."""
@@ -102,14 +98,14 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
     except Exception as error:
         # its library has many, and those of the libraries below it
         raise SubquadError(f"can't load {folder}: {one_line(reason_without_path(error), 200)}") from None
-    model = called_with_images(network)
+    kind = task_of(cls.__name__)
+    model = kind.called_with_images(network)
     lost = sorted(str(name) for kind in ("missing_keys", "mismatched_keys") for name in about[kind])
     if asked := [name for name in lost if model.num_classes or not name.startswith(UNASKED)]:
         raise SubquadError(f"{folder} holds no weights for {some(asked)} of a {cls.__name__}")
     for name in lost:
         # drawn anew they would be another network each time
         nn.init.zeros_(network.get_parameter(name))
-    kind = task_of(cls.__name__)
     with naming(folder):
         note = kind.foreign_note(_classes(network.config, model), _pictures(folder, img_size, cls.__name__))
     opened: Trained = kind.opened(model.eval().to(device), note, {})
@@ -149,8 +145,9 @@ def _pictures(folder: Path, img_size: Pixels | None, name: str) -> dict[str, Any
         # its library has many, and those of the libraries below it
         raise SubquadError(f"can't read {folder / HUB_PICTURES}: {one_line(reason_without_path(error), 200)}") from None
     try:
-        if is_detector(name):
-            return _as_seen(said, AROUND_OBJECTS) | sizes_of_detector(said, img_size)
+        kind = task_of(name)
+        if (sizes := kind.foreign_sizes(said, img_size)) is not None:
+            return _as_seen(said, kind.foreign_steps) | sizes
         return _as_note(said, img_size, may_crop=name.endswith(DEPTH))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SubquadError(

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from subquad.data.dataset import PictureDataset
 from subquad.errors import SubquadError
 from subquad.flags import Flag
+from subquad.ranges import Pixels
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.recipe_files import load_recipe
 from subquad.tasks.trained import Trained
+from subquad.tasks.transformers_network import NetworkOfTransformers
 
 Row = dict[str, float]
 
@@ -109,6 +111,7 @@ class Task(ABC):
         heads: names that `bench_network` takes.
         facts: entries that a run's facts must have, with their types.
         of_transformers: what the names of transformers' classes for this task end with.
+        foreign_steps: what their processors may do beside, which nothing is shown of here.
         recipe: what was asked for.
         model: the network, with its initial weights and its `creation`.
         train_images, eval_images: data sets whose items are None where an image is broken.
@@ -136,6 +139,7 @@ class Task(ABC):
     heads: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[Mapping[str, tuple[type, ...]]] = MappingProxyType({})
     of_transformers: ClassVar[tuple[str, ...]] = ()
+    foreign_steps: ClassVar[frozenset[str]] = frozenset()
 
     collate: Callable[[list[Any]], Any] | None = None
     eval_collate: Callable[[list[Any]], Any] | None = None
@@ -279,6 +283,27 @@ class Task(ABC):
             SubquadError: they are brought in a way that the task has not.
         """
         return {"classes": list(classes), "input": dict(pictures)}
+
+    @classmethod
+    def called_with_images(cls, network: Any) -> nn.Module:
+        """A network of transformers, of a class that `of_transformers` names, called as those of the task are."""
+        return NetworkOfTransformers(network)
+
+    @classmethod
+    def unlike_foreign(cls, name: str) -> str:
+        """What is taken instead of a class of transformers that `of_transformers` names; empty where that is taken."""
+        return ""
+
+    @classmethod
+    def foreign_sizes(cls, said: Mapping[str, Any], img_size: Pixels | None) -> dict[str, Any] | None:
+        """To which sizes a processor of transformers brings images, and how, as `foreign_note` takes it.
+
+        None where it is by one size and a crop, as classifiers' do.
+
+        Raises:
+            KeyError, and others of its kind: its settings are of another form.
+        """
+        return None
 
     @classmethod
     def evaluate(cls, trained: Any, **settings: Any) -> Judgement:

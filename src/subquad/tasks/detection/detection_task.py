@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError
 from subquad.flags import Flag, folder_to_write, share
 from subquad.models import create_model
+from subquad.ranges import Pixels
 from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
 from subquad.tasks.class_names import check_same_classes
 from subquad.tasks.detection.average_precision import evaluate_detection
@@ -28,6 +29,13 @@ from subquad.tasks.detection.trained_detector import (
     object_gallery,
     opened_detector,
 )
+from subquad.tasks.detection.transformers_detectors import (
+    AROUND_OBJECTS,
+    DETECTOR,
+    KNOWN,
+    DetectorOfTransformers,
+    sizes_of_detector,
+)
 from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Gallery, Row, Task
 
@@ -38,7 +46,8 @@ class Detection(Task):
     name: ClassVar[str] = "detect"
     title: ClassVar[str] = "Detection and instance segmentation: train, compare, evaluate, predict."
     noun: ClassVar[str] = "detector"
-    of_transformers: ClassVar[tuple[str, ...]] = ("ForObjectDetection",)
+    of_transformers: ClassVar[tuple[str, ...]] = (DETECTOR,)
+    foreign_steps: ClassVar[frozenset[str]] = AROUND_OBJECTS
     recipe_class: ClassVar[type[DetectRecipe]] = DetectRecipe
     commands: ClassVar[Mapping[str, str]] = {
         "train": "detect train",
@@ -169,6 +178,19 @@ class Detection(Task):
     def opened(cls, model: Detector, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedDetector:  # type: ignore[override]
         # our own detectors bring images to their size themselves
         return opened_query_detector(model, note) if "input" in note else opened_detector(model, note)
+
+    @classmethod
+    def called_with_images(cls, network: Any) -> nn.Module:
+        return DetectorOfTransformers(network)
+
+    @classmethod
+    def unlike_foreign(cls, name: str) -> str:
+        known = name.removesuffix(DETECTOR) in KNOWN
+        return "" if known else f"detectors whose queries are objects ({', '.join(sorted(KNOWN))})"
+
+    @classmethod
+    def foreign_sizes(cls, said: Mapping[str, Any], img_size: Pixels | None) -> dict[str, Any] | None:
+        return sizes_of_detector(said, img_size)
 
     @classmethod
     def foreign_note(cls, classes: Sequence[str], pictures: Mapping[str, Any]) -> dict[str, Any]:

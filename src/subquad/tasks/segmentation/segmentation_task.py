@@ -36,6 +36,7 @@ from subquad.tasks.segmentation.trained_segmenter import (
     scene_gallery,
     segmented_scenes,
 )
+from subquad.tasks.segmentation.transformers_segmenter import SegmenterOfTransformers
 from subquad.tasks.task import Column, Gallery, Row, Task
 
 _VIEW = (
@@ -168,6 +169,10 @@ class Segmentation(Task):
     @classmethod
     def opened(cls, model: nn.Module, note: Mapping[str, Any], recipe: Mapping[str, Any]) -> TrainedSegmenter:
         return opened_segmenter(model, note)
+
+    @classmethod
+    def called_with_images(cls, network: Any) -> nn.Module:
+        return SegmenterOfTransformers(network)
 
     @classmethod
     def foreign_note(cls, classes: Sequence[str], pictures: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 from subquad.ranges import Pixels, height_and_width
-from subquad.runs.transformers_networks import DenseOfTransformers, heard_from
+from subquad.tasks.transformers_network import DenseOfTransformers, heard_from
 
 DETECTOR = "ForObjectDetection"
 """What the names of those end with that find objects."""
@@ -19,7 +19,7 @@ ONE_CLASS_EACH = frozenset({"Detr", "TableTransformer", "Yolos"})
 MOST = {"ConditionalDetr": 100, "DabDetr": 100, "DeformableDetr": 100, "LwDetr": 100}
 """How many pairs of a query and a class are taken of others, where these are not as many as queries."""
 
-DETECTORS = ONE_CLASS_EACH | MOST.keys() | {"Deimv2", "DFine", "RTDetr", "RTDetrV2", "RfDetr"}
+KNOWN = ONE_CLASS_EACH | MOST.keys() | {"Deimv2", "DFine", "RTDetr", "RTDetrV2", "RfDetr"}
 """What the names of their classes begin with: what is found by words, or has no queries, is none of them."""
 
 CHOOSING = frozenset({"LwDetr", "RfDetr"})
@@ -37,10 +37,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 """Processors of detectors by what their names begin with, and what they do otherwise than DETR's: sides are multiples
 of a number, or images are resized without antialiasing."""
 
-
-def is_detector(name: str) -> bool:
-    """Whether a class of transformers is one of `DETECTORS`."""
-    return name.removesuffix(DETECTOR) in DETECTORS and name.endswith(DETECTOR)
+AROUND_OBJECTS = frozenset({"do_pad", "do_convert_annotations"})
+"""What processors of detectors do to batches of several sizes, which are looked at one by one here, and to labels."""
 
 
 class DetectorOfTransformers(DenseOfTransformers):

@@ -1,6 +1,6 @@
-"""transformers' networks called with images alone, as ours are: classifiers, segmenters, of depth, encoders.
+"""transformers' networks called with images alone, as ours are: classifiers, encoders, networks of depth.
 
-Detectors are in `transformers_detectors`.
+Tasks whose networks answer otherwise have classes of their own.
 """
 
 import inspect
@@ -8,12 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-
-SEGMENTER = "ForSemanticSegmentation"
-"""What the names of those end with that tell classes of places."""
 
 DEPTH = "ForDepthEstimation"
 """What the names of those end with that give a depth of each place."""
@@ -82,16 +77,6 @@ class DenseOfTransformers(NetworkOfTransformers):
     def pyramid(self) -> nn.Module:
         """What there is to look into: its encoder, called with images alone, or all of it where it has none."""
         return self if self.encoder is None else NetworkOfTransformers(self.encoder)
-
-
-class SegmenterOfTransformers(DenseOfTransformers):
-    """One whose answers are classes of every pixel, as those of our segmenters."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores (b, classes, height, width) of the pixels of images (b, c, height, width)."""
-        logits = self._answered(x)
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        return F.interpolate(wide, size=x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 @contextmanager
