@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -414,13 +415,20 @@ def _turned(model):
         block.attn.proj.weight.data = block.attn.proj.weight.data.mT
 
 
+def _cut(model):
+    for block in blocks_of(model):
+        mlp = block.mlp
+        mlp.fc1.weight.data, mlp.fc1.bias.data = mlp.fc1.weight.data[:20], mlp.fc1.bias.data[:20]
+        mlp.fc2.weight.data = mlp.fc2.weight.data[:, :20]
+
+
 def _with_another_eps(model):
     for block in blocks_of(model):
         block.norm1.eps = block.norm2.eps = 1.0
 
 
 IN_PLACE = [_added_in_place, _added_behind_the_back_of_versions]
-CHANGES = [*IN_PLACE, _moved, _replaced, _loaded, _assigned, _turned, _with_another_eps]
+CHANGES = [*IN_PLACE, _moved, _replaced, _loaded, _assigned, _turned, _cut, _with_another_eps]
 AGAIN = [("linear", torch.float32), *((name, torch.bfloat16) for name in ("linear", "softmax", "agent", "inline"))]
 
 
@@ -482,6 +490,23 @@ def test_several_threads_may_make_the_same_calls_again():
         for number, results in enumerate(pool.map(answers, range(len(images)))):
             for result in results:
                 assert_close(result, expected[number], rtol=0, atol=0)
+
+
+@pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
+def test_several_threads_may_come_when_weights_have_changed():
+    model, image = subquad.optimize(drawn(small("vit", "linear"))), torch.randn(1, 3, 64, 64)
+    gate = Barrier(4)
+
+    def answer(number):
+        gate.wait()
+        return model(image)
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(12):
+            expected = model(image)
+            model.load_state_dict({name: x.clone() for name, x in model.state_dict().items()}, assign=True)
+            for result in pool.map(answer, range(4)):
+                assert_close(result, expected, rtol=0, atol=0)
 
 
 @torch.inference_mode()

@@ -282,6 +282,23 @@ def test_hybrids_are_timed_without_what_makes_them(monkeypatch):
     assert sorted(stood) == sorted(2 * [row.converted for row in rows])
 
 
+def test_a_layer_that_stands_in_several_blocks_is_converted_in_all_of_them():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, embed_dim=48, depth=3, num_heads=4, num_classes=5)
+    model.blocks[2].attn = model.blocks[0].attn
+    before = answer(model.eval(), PICTURES)
+    written_out = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, embed_dim=48, depth=3, num_heads=4, num_classes=5
+    )
+    written_out.load_state_dict(model.state_dict())
+    student, other = subquad.convert(model, "linear"), subquad.convert(written_out.eval(), "linear")
+    assert student.blocks[2].attn is student.blocks[0].attn and list(converted_layers(student)) == [0, 1]
+    torch.testing.assert_close(answer(student, PICTURES), answer(other, PICTURES))
+    rows = trade_off(student, model, [PICTURES], sensitivity(student, model, [PICTURES]))
+    assert rows[0].damage == 0 and rows[-1].damage > 0
+    restored = subquad.restore(student)
+    assert restored.blocks[2].attn is restored.blocks[0].attn and torch.equal(answer(restored, PICTURES), before)
+
+
 def test_a_hybrid_is_a_converted_network_like_any(tmp_path):
     model, student = fitted("linear")
     some = hybrid(student, [1])

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from foreign import FOREIGN, TINY, answer, images, teacher
+from foreign import FOREIGN, TINY, answer, difference, images, teacher
 from torch import nn
 
 import subquad
@@ -126,3 +126,41 @@ def test_one_block_of_an_unknown_kind_is_no_reason_to_leave_the_others(in_place)
     assert torch.equal(answer(model, images()), expected)
     assert not hasattr(model, "subquad_conversion")
     assert list(converted_layers(subquad.convert(model, "linear", blocks=[0], in_place=in_place))) == [0]
+
+
+def with_own_scale(name, factor):
+    model = teacher(name)
+    for module in model.modules():
+        for attribute in ("scale", "scaling"):
+            if isinstance(getattr(module, attribute, None), float):
+                setattr(module, attribute, factor * getattr(module, attribute))
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    return model
+
+
+@pytest.mark.parametrize(
+    "name", ["timm ViT", "timm DINOv3", "transformers ViT", "transformers CLIP", "transformers DINOv3"]
+)
+def test_scores_of_another_scale_are_refused_and_not_optimized_away(name):
+    subquad.convert(with_own_scale(name, 1.0), "softmax")
+    model = with_own_scale(name, 1.5)
+    with pytest.raises(
+        SubquadError, match=r"its scores are multiplied by 0.433 and not by 0.2887, 1/√12.* by 1.5 instead"
+    ):
+        subquad.convert(model, "linear")
+    x = images()
+    expected = answer(model, x)
+    assert difference(answer(subquad.optimize(model), x), expected) < 1e-5
+    assert difference(expected, answer(teacher(name), x)) > 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
+def test_masks_that_are_no_numbers_are_refused_with_what_to_take():
+    model = teacher("transformers ViT")
+    model.set_attn_implementation("flex_attention")
+    student = subquad.convert(model, "linear")
+    with pytest.raises(SubquadError, match=r"is handed a BlockMask .* set_attn_implementation\(.sdpa.\)"):
+        answer(student, images())
+    student.set_attn_implementation("sdpa")
+    answer(student, images())

@@ -202,6 +202,21 @@ def test_gradients_of_correlations_on_a_torus(grid, width, threads):
     hold_gradients(mix, (q, k, v), weight)
 
 
+@pytest.mark.parametrize("sizes", [(100, 1, 1), (1, 100, 1), (1, 1, 1e-30), (1e-20, 1, 1), (1, 1, 1e20)])
+def test_gradients_of_correlations_where_numbers_are_of_many_sizes(sizes):
+    """Of channels that saturate slopes are of 1e-37 and less, which nothing is to be divided by."""
+    grid = TokenGrid(14, 14)
+    q, k, v, weight = projected(2, 2, grid.num_tokens, 24, count=4)
+    tokens = [size * x for size, x in zip(sizes, (q, k, v), strict=True)]
+    found = {}
+    for dtype, backend in ((torch.float64, "eager"), (torch.float32, "native")):
+        given = [x.to(dtype).requires_grad_() for x in tokens]
+        y = ops.circulant_attention(*given, grid=grid, backend=backend)
+        found[backend] = [x.double() for x in (y, *torch.autograd.grad(y, given, weight.to(dtype)))]
+    for wanted, got in zip(found["eager"], found["native"], strict=True):
+        assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
 def test_a_token_of_zeros_has_no_gradient_of_powers():
     (q, k, v), power = projected(1, 2, 40, 16, count=3), 2 + torch.rand(2, 1, 16)
     q, k = q.clone().index_fill_(2, torch.tensor([5]), 0), k.clone().index_fill_(2, torch.tensor([7]), 0)

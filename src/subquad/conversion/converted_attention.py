@@ -25,6 +25,7 @@ from subquad.attention.bricks import check_answer, is_heard
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.inference.foreign_halves import has_usual_scale
 from subquad.models.layers import init_linear, is_linear
 from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
@@ -325,6 +326,16 @@ def refuse_lost_weights(original: nn.Module, converted: nn.Module) -> None:
                 "weight norms, which is not carried over: make them permanent first, by torch.nn.utils.prune.remove or "
                 "torch.nn.utils.parametrize.remove_parametrizations"
             )
+
+
+def refuse_own_scale(scale: Any, width: int) -> None:
+    """Raise where a layer multiplies the scores of its heads, of so many channels, by something else than usual."""
+    if not has_usual_scale(scale, width):
+        raise SubquadError(
+            f"its scores are multiplied by {scale:.4g} and not by {width**-0.5:.4g}, 1/√{width}, which a converted "
+            "layer does not know: multiply what makes its queries, weights and biases, by "
+            f"{scale * width**0.5:.4g} instead"
+        )
 
 
 def refuse_lost_forward(original: nn.Module) -> None:

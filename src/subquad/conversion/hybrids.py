@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.aligning import chosen_layers, relative_error, tokens_there
 from subquad.conversion.distilling import agreeing, answers_of, judged_by
-from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, old_layer, put
+from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, exchange, old_layer, put
 from subquad.conversion.unlabelled_images import num_images
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
@@ -60,15 +60,16 @@ class HybridRow:
 @contextmanager
 def converting_only(student: nn.Module, blocks: Collection[int]) -> Iterator[nn.Module]:
     """The student with its old attention layers in all but some blocks, for the time of the context."""
-    conversion, layers = conversion_of(student), converted_layers(student)
-    away = {number: layer for number, layer in layers.items() if number not in set(blocks)}
+    away = [layer for number, layer in converted_layers(student).items() if number not in set(blocks)]
+    pairs = [(layer, old_layer(layer)) for layer in away]
+    parents = list(student.modules())
     try:
-        for number, layer in away.items():
-            student.set_submodule(conversion.paths[number], old_layer(layer))
+        for layer, old in pairs:
+            exchange(parents, layer, old)
         yield student
     finally:
-        for number, layer in away.items():
-            student.set_submodule(conversion.paths[number], layer)
+        for layer, old in pairs:
+            exchange(parents, old, layer)
 
 
 def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:

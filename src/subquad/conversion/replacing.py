@@ -434,7 +434,10 @@ def _replacement(layer: Layer, original: nn.Module, mechanism: Any, recorder: Gr
 
 
 def put(modules: Mapping[str, nn.Module], path: str, module: nn.Module) -> None:
-    """Let `module` stand at `path`, with the hooks of what stood there, and its parts with those of the old ones."""
+    """Let `module` stand at `path`, with the hooks of what stood there, and its parts with those of the old ones.
+
+    What stood in several places is replaced in all of them; `modules` are those of the network, by their paths.
+    """
     parent, _, name = path.rpartition(".")
     old = modules[parent]._modules[name]
     assert old is not None
@@ -442,7 +445,14 @@ def put(modules: Mapping[str, nn.Module], path: str, module: nn.Module) -> None:
     for inside, part in module.named_modules():
         if not inside or type(part) is type(parts.get(inside)):
             _share_hooks(part, parts[inside])
-    modules[parent]._modules[name] = module
+    exchange(modules.values(), old, module)
+
+
+def exchange(parents: Iterable[nn.Module], old: nn.Module, new: nn.Module) -> None:
+    """Let a module stand wherever another one does in some modules."""
+    for parent in parents:
+        for name in [name for name, part in parent._modules.items() if part is old]:
+            parent._modules[name] = new
 
 
 HOOKS = (

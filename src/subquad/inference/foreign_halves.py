@@ -4,6 +4,7 @@ A library's file (`timm_blocks.py`, …) says what its softmax attention compute
 layer says so itself.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, cast
 
@@ -19,6 +20,11 @@ from subquad.rope import Rotation
 
 DROPPED_BY = "attn_drop", "proj_drop"
 """What drops weights and answers of an attention layer in training, in timm's."""
+
+
+def has_usual_scale(scale: Any, width: int) -> bool:
+    """Whether scores of heads of so many channels are divided by their root, as they are where nothing is said."""
+    return scale is None or (isinstance(scale, int | float) and math.isclose(scale * math.sqrt(width), 1, rel_tol=1e-5))
 
 
 class InFewSteps:

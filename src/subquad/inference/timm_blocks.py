@@ -24,6 +24,7 @@ from subquad.inference.foreign_halves import (
     Turning,
     converted,
     first_half_of,
+    has_usual_scale,
     is_asked_for,
     replayed_where_it_stands,
     three,
@@ -162,7 +163,9 @@ def is_plain(attn: Any) -> bool:
     EVA's biases are no part of its projection.
     """
     has_more = any(getattr(attn, name, None) is not None for name in ("gate", "q_bias"))
-    return type(attn) in (Attention, AttentionRope, EvaAttention) and type(attn.norm) is nn.Identity and not has_more
+    is_one = type(attn) in (Attention, AttentionRope, EvaAttention) and type(attn.norm) is nn.Identity and not has_more
+    # PyTorch's fused attention is not told it
+    return is_one and (attn.fused_attn or has_usual_scale(attn.scale, attn.head_dim))
 
 
 class TimmSoftmax:

@@ -17,6 +17,7 @@ from subquad.inference.foreign_halves import (
     Turning,
     converted,
     first_half_of,
+    has_usual_scale,
     is_asked_for,
     replayed_where_it_stands,
 )
@@ -146,7 +147,9 @@ class OfTransformers(nn.Module):
         """Whether an attention layer is transformers' own, and computes what it is known for."""
         # other implementations are chosen, or written, by whoever wants what they do
         chosen = attn.config._attn_implementation if self.are_of_home(attn) else None
-        return chosen in ("eager", "sdpa") and not attn.is_causal
+        scale = getattr(attn, "scaling", getattr(attn, "scale", None))
+        width = getattr(attn, "head_dim", None) or attn.attention_head_size
+        return chosen in ("eager", "sdpa") and not attn.is_causal and has_usual_scale(scale, width)
 
 
 class FusedLayer(OfTransformers):

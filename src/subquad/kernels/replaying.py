@@ -60,7 +60,7 @@ class _State:
         self._places = self._where() if self.has_places else []
 
     def _where(self) -> list[Any]:
-        return [(x.data_ptr(), x.stride()) for x in self.parameters]
+        return [(x.data_ptr(), x.shape, x.stride()) for x in self.parameters]
 
     def holds(self) -> bool:
         """Whether nothing is another."""
@@ -92,6 +92,9 @@ class _State:
     def learns(self) -> bool:
         """Whether a gradient is wanted of a parameter."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.parameters)
+
+
+_UNKNOWN: Any = object()
 
 
 @dataclass
@@ -162,14 +165,15 @@ def replayed(
     sizes = [(x.shape, x.dtype) for x in tokens]
     key = (*sizes, settings, torch.get_num_threads(), backends.asked(None))
     found = tapes_of(owner).setdefault(name, _Found())
-    if key in found.tapes:
-        kept = found.tapes[key]
+    # threads may call a module at a time
+    kept = found.tapes.get(key, _UNKNOWN)
+    if kept is not _UNKNOWN:
         if kept is None:
             return function(*tokens)
         state, tape = kept
         if state.holds():
             return function(*tokens) if state.learns() else tape(*tokens)
-        del found.tapes[key]
+        found.tapes.pop(key, None)
         found.changes += 1
     if len(found.tapes) >= MOST or found.changes >= MOST:
         return function(*tokens)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, biased, channels_into
+from subquad.conversion.converted_attention import ConvertedAttention, biased, channels_into, refuse_own_scale
 from subquad.conversion.families.timm_recorder import TimmRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
@@ -24,6 +24,11 @@ class TimmAttention(ConvertedAttention):
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         self.rotate_half = bool(getattr(original, "rotate_half", False))
+
+    def check(self, original: Any) -> None:
+        if not getattr(original, "fused_attn", False):
+            # which PyTorch's fused attention is not told
+            refuse_own_scale(getattr(original, "scale", None), original.head_dim)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.head_dim

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.attention import traits_of
-from subquad.conversion.converted_attention import ConvertedAttention, channels_into
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_own_scale
 from subquad.conversion.families.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.inference.rotations import of_two_tables, remembered
@@ -64,6 +64,7 @@ class TransformersAttention(ConvertedAttention):
     def check(self, original: Any) -> None:
         if not all(hasattr(original, name) for name in ("q_proj", "k_proj", "v_proj")):
             raise SubquadError("this layer is of an older transformers: version 5.0 or newer is read")
+        refuse_own_scale(getattr(original, "scaling", getattr(original, "scale", None)), original.head_dim)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         heads = getattr(original, "num_heads", None) or original.num_attention_heads
@@ -171,6 +172,9 @@ class TransformersSelfAttention(ConvertedAttention):
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_attention_heads, original.attention_head_size
 
+    def check(self, original: Any) -> None:
+        refuse_own_scale(getattr(original, "scaling", None), original.attention_head_size)
+
     def tokens_width(self, original: Any) -> int:
         return channels_into(original.query)
 
@@ -227,8 +231,13 @@ def padding_of(attention_mask: Tensor) -> Tensor:
     Whole images have none in eager mode, and one of ones where a network is exported.
 
     Raises:
-        SubquadError: queries see different keys.
+        SubquadError: queries see different keys, or it is none of numbers.
     """
+    if not isinstance(attention_mask, Tensor):
+        raise SubquadError(
+            f"a converted layer is handed a {type(attention_mask).__name__} and takes masks of numbers: convert the "
+            'network with set_attn_implementation("sdpa"), or set that now'
+        )
     seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
     if seen.shape[1] != 1 or not (torch.compiler.is_compiling() or torch.equal(seen, seen[..., :1, :].expand_as(seen))):
         raise SubquadError(

@@ -134,12 +134,18 @@ struct Torus {
             const vec x = x_of(i), y = y_of(i);
             most_x = max(x < vec{} ? -x : x, most_x), most_y = max(y < vec{} ? -y : y, most_y);
         }
-        // errors are as large as the larger of both makes them: as powers of two, exactly, they are brought to one size
-        const vec ratio = as_float(as_int(most_y / most_x) & 0x7f800000);
-        const vec factor = (most_x > vec{}) & (ratio > vec{}) ? ratio : fill(1);
-        for (int64_t i = 0; i < places; i++) put(&room.map[i * BOTH], {x_of(i) * factor, y_of(i)});
+        // errors are as large as the larger of both makes them: by powers of two, exactly, each is brought to 1 to 2
+        const vec x_scale = to_one(most_x), y_scale = to_one(most_y);
+        for (int64_t i = 0; i < places; i++) put(&room.map[i * BOTH], {x_of(i) * x_scale, y_of(i) * y_scale});
         combine_map<correlated>(room);
-        for (int64_t i = 0; i < places; i++) store(real(room, i), load(real(room, i)) / factor);
+        for (int64_t i = 0; i < places; i++) store(real(room, i), load(real(room, i)) / x_scale / y_scale);
+    }
+
+    // The power of two that brings numbers, of which `most` is the largest, to 1 to 2; of nothing it may be any
+    static vec to_one(vec most) {
+        constexpr int32_t one = 1 << 23;
+        const auto exponent = as_int(most) & 0x7f800000;
+        return as_float(254 * one - (exponent < 253 * one ? exponent : exponent * 0 + 253 * one));
     }
 
     template <bool correlated>
