@@ -20,6 +20,16 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 from subquad.errors import SubquadError  # noqa: E402
 
 if TYPE_CHECKING:
+    from subquad import analysis as analysis
+    from subquad import api as api
+    from subquad import benchmarks as benchmarks
+    from subquad import conversion as conversion
+    from subquad import data as data
+    from subquad import diffusion as diffusion
+    from subquad import exports as exports
+    from subquad import large as large
+    from subquad import runs as runs
+    from subquad import tasks as tasks
     from subquad.advice import advise
     from subquad.api import analyze, bench, compare, evaluate, export, predict, report, stream, train, tune
     from subquad.attention import ATTENTION, Traits, register_attention
