@@ -110,6 +110,12 @@ def test_two_families_of_one_layer_are_refused(monkeypatch):
     assert list(known_families.REGISTERED) == list(ConvertedBlock.replaces)
 
 
+def test_no_two_of_ours_stand_for_one_layer():
+    kinds = dict.fromkeys(own_families().values())
+    names = [name for kind in kinds for name in vars(kind)["replaces"]]
+    assert sorted(names) == sorted(own_families())
+
+
 class Transpose(nn.Module):
     def forward(self, x):
         return x.mT

@@ -195,6 +195,20 @@ def test_blocks_that_are_compiled_alone_warn_of_shapes_of_one_number_of_tokens(w
     torch.compiler.reset()
 
 
+def test_parts_of_blocks_have_no_hooks_before_anything_is_trained():
+    student = subquad.convert(teacher("timm ViT"), "linear")
+    parts = [part for block in student.blocks for name, part in block.named_children() if name != "attn"]
+
+    def listened_to():
+        return [bool(part._forward_hooks or part._forward_pre_hooks) for part in parts]
+
+    with torch.no_grad():
+        student(images())
+    assert not any(listened_to())
+    student.train()(images())
+    assert all(listened_to())
+
+
 def test_nothing_is_kept_of_calls_whose_graph_is_gone():
     student = computed_again(student_of_a_vit())
     recorder = next(part.recorder for part in student.modules() if hasattr(part, "recorder"))

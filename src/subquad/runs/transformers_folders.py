@@ -1,4 +1,4 @@
-"""Networks of images from folders that transformers' `save_pretrained` wrote: see `transformers_networks`."""
+"""Networks of images from folders that transformers' `save_pretrained` wrote: see `transformers_network` of tasks."""
 
 import json
 from collections.abc import Iterator, Mapping

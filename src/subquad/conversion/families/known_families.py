@@ -32,7 +32,7 @@ def own_families() -> Mapping[str, type[ConvertedAttention]]:
     """The classes of this library, by the full names of the foreign layers' classes."""
     files = [import_module(f"{__package__}.{one.name}") for one in iter_modules([str(Path(__file__).parent)])]
     members = (one for file in files for one in vars(file).values())
-    kinds = {one for one in members if isinstance(one, type) and issubclass(one, ConvertedAttention)}
+    kinds = dict.fromkeys(one for one in members if isinstance(one, type) and issubclass(one, ConvertedAttention))
     # what a class is derived from stands for its layers itself
     return MappingProxyType({name: kind for kind in kinds for name in vars(kind).get("replaces", ())})
 
