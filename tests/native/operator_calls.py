@@ -79,7 +79,7 @@ def operator_calls(width: int, seed: int = 0) -> dict[str, OperatorCall]:
         "mhla_sums": _mhla_sums,
         "mhla_answers": _mhla_answers,
         "circulant_attention": _circulant,
-        "focus": _focus,
+        "focused_attention": _focused,
         "ttt_unit": _unit,
         "inline_attention": _inline,
         "pola_attention": _pola,
@@ -228,13 +228,19 @@ def _circulant(width):
     return tokens_of_heads(width, 3, MAP.num_tokens), (list(MAP.shape),), definition
 
 
-def _focus(width):
-    def definition(x, temperature):
+def _focused(width):
+    def focus(x, temperature):
         y = (x.clamp(min=0) + 1e-6) / temperature
         norms = (part.square().sum(dim=(1, 3), keepdim=True).sqrt() for part in (y, y**2.5))
         return y**2.5 * next(norms) / next(norms)
 
-    return (*tokens_of_heads(width), 1 + torch.rand(HEADS, 1, width, dtype=torch.float64)), (2.5,), definition
+    def definition(q, k, v, temperature, positions):
+        pairs = focus(q, temperature) @ focus(k + positions, temperature).mT
+        return pairs @ v / (pairs.sum(dim=-1, keepdim=True) + k.shape[2] * 1e-6)
+
+    temperature = 1 + torch.rand(HEADS, 1, width, dtype=torch.float64)
+    tensors = *tokens_of_heads(width, 3), temperature, draw(HEADS, GRID.num_tokens, width)
+    return tensors, (2.5, 1e-6), definition
 
 
 def _inline(width):
@@ -513,8 +519,8 @@ def _gradient_of(call: OperatorCall) -> OperatorCall:
         grads = torch.autograd.grad(call.definition(*tensors), learned, grad)
         if name == "agent_attention_gradient":
             return *grads[:4], *(bias.mT for bias in grads[4:])
-        # that to positions is the sum of the keys'
-        return grads[:5] if name == "pola_attention_gradient" else grads
+        # that to positions, which stand last, is the sum of the keys'
+        return grads[:-1] if "positions" in call.operator.shapes.texts else grads
 
     grad = torch.randn_like(call.definition(*call.tensors))
     tensors = call.tensors[: len(call.operator.gradient.shapes.texts) - 1]

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from subquad import TokenGrid, kernels, ops
 from subquad.kernels import OPERATORS, unavailable, use_backend
-from subquad.ops import focused_formula, mhla_formula, soft_formula, ttt_formula
+from subquad.ops import mhla_formula, soft_formula, ttt_formula
 from subquad.ops.turning import turned_tokens
 from subquad.positions import BiasTables, GridBias
 from subquad.rope import Rotation, rotation_of
@@ -151,11 +151,12 @@ def test_gradients_of_agent_attention(width, threads, count):
 def test_gradients_of_focused_attention(width, threads, power):
     (q, weight), (k, v) = projected(2, 3, 70, width, count=2), projected(2, 3, 130, width, count=2)
 
-    def mix(*tensors, backend=None):
-        return ops.focused_attention(*tensors, power=power, backend=backend)
+    def mix(q, k, v, temperature, *positions, backend=None):
+        return ops.focused_attention(q, k, v, temperature, None, *positions, power=power, backend=backend)
 
     tensors = q, k, v, 0.5 + torch.rand(3, 1, width)
-    hold_gradients(mix, tensors, weight)
+    for positions in ((), (torch.randn(3, 130, width),)):
+        hold_gradients(mix, (*tensors, *positions), weight)
 
 
 @pytest.mark.parametrize("width", [7, 16, 40])
@@ -312,8 +313,8 @@ GRADIENT_CALLS = {
         for name in TURNED
     },
     "inline_attention_gradient": lambda x, few, grid: ops.inline_attention(x, x, x, backend="native"),
-    "focus_gradient": lambda x, few, grid: kernels.run(
-        kernels.focus, "native", focused_formula._focused, (x, torch.ones(3, 1, 16)), (3.0,)
+    "focused_attention_gradient": lambda x, few, grid: ops.focused_attention(
+        x, x, x, torch.ones(3, 1, 16), power=3, backend="native"
     ),
     "ttt_unit_gradient": lambda x, few, grid: ops.ttt_unit(x, x, x, *torch.randn(2, 3, 16, 16), backend="native"),
     "circulant_attention_gradient": lambda x, few, grid: ops.circulant_attention(x, x, x, grid=grid, backend="native"),

@@ -18,13 +18,11 @@ from subquad.attention.key_removal import renormalised
 from subquad.attention.sweeps import State, Streaming, Sweep
 from subquad.attention.traits import Traits
 from subquad.grid import GridRows, TokenGrid
-from subquad.ops import Shapes, focused_attention, focused_weights
+from subquad.ops import focused_attention, focused_weights
 from subquad.ops.at_once import focused_at_once
 from subquad.ops.focused_formula import focused_answers, focused_sums
 from subquad.positions import PositionTable
 from subquad.ranges import AboveZero, Positive, checks_arguments
-
-PLACED = Shapes("focused attention", k="b h m d", positions="h m d")
 
 
 class FocusedAttention(nn.Module):
@@ -75,16 +73,15 @@ class FocusedAttention(nn.Module):
             whole = focused_at_once(q, k, v, *learned, power=self.power, grid=grid, filters=local.filters)
             if whole is not None:
                 return whole
-        k = _placed(k, positions)
-        y = focused_attention(q, k, v, F.softplus(self.temperature), padding, power=self.power).to(v.dtype)
+        y = focused_attention(q, k, v, F.softplus(self.temperature), padding, positions, power=self.power)
         return finish(local, y, v, grid=grid, kv_grid=kv_grid, padding=padding)
 
     def weights(
         self, q: Tensor, k: Tensor, padding: Tensor | None = None, *, grid: TokenGrid, kv_grid: TokenGrid
     ) -> Tensor:
         check_tokens(q, k, grid=grid, kv_grid=kv_grid)
-        k = _placed(k, self.positions(kv_grid))
-        return focused_weights(q, k, F.softplus(self.temperature), padding, power=self.power)[:, :, None]
+        learned = F.softplus(self.temperature), padding, self.positions(kv_grid)
+        return focused_weights(q, k, *learned, power=self.power)[:, :, None]
 
     def streaming(self, grid: TokenGrid) -> Streaming:
         """See `subquad.attention.sweeps`."""
@@ -98,9 +95,3 @@ class FocusedAttention(nn.Module):
             return finish_rows(self.local, y, v, rows=rows)
 
         return Streaming((Sweep(("k", "v"), sums),), Sweep(("q",), answers, values_beside(self.local)))
-
-
-def _placed(k: Tensor, positions: Tensor) -> Tensor:
-    """The keys with their positions."""
-    PLACED.check(k, positions)
-    return k + positions

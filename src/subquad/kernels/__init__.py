@@ -48,7 +48,7 @@ from subquad.kernels.mixer_operators import (
 from subquad.kernels.shapes import Shapes
 from subquad.kernels.softmax_operators import softmax_attention
 from subquad.kernels.state_operators import (
-    focus,
+    focused_attention,
     inline_attention,
     linear_answers,
     linear_attention,
@@ -83,7 +83,7 @@ __all__ = [
     "compute_if_possible",
     "convolve_windows",
     "depthwise",
-    "focus",
+    "focused_attention",
     "focused_mixer",
     "implements",
     "inline_attention",

@@ -231,13 +231,13 @@ def check_arguments(operator: Operator, arguments: Sequence[Any]) -> None:
     operator.shapes.check(*(value for value in arguments if value is None or isinstance(value, Tensor)))
 
 
-def empty_tokens(like: Tensor) -> Tensor:
-    """Room for tokens (b, h, n, d), each token's heads side by side.
+def empty_tokens(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Room for tokens (b, h, n, d), each token's heads side by side, of the same dtype where nothing is said.
 
     It is nobody's view, so that PyTorch adds to it in place where gradients come together.
     """
     b, h, n, d = like.shape
-    return like.new_empty_strided((b, h, n, d), (n * h * d, d, h * d, 1))
+    return like.new_empty_strided((b, h, n, d), (n * h * d, d, h * d, 1), dtype=dtype)
 
 
 def like_tokens(first: Tensor, *rest: Any) -> Tensor:

@@ -76,31 +76,6 @@ linear_answers = operator(
     needs_all_tokens=False,
 )
 
-FOCUSED = {"x": "b h n d", "temperature": "h 1 d"}
-
-focus_gradient = operator(
-    "the gradient of focused features",
-    "focus_gradient(Tensor grad, Tensor x, Tensor temperature, float power)",
-    GRAD | FOCUSED,
-    shape=lambda grad, x, temperature, power: (
-        empty_tokens(x),
-        temperature.new_empty(temperature.shape, dtype=torch.float32),
-    ),
-    result="(Tensor, Tensor)",
-)
-
-# features whose norm, over all heads, stays; for linear attention with the feature map "none"
-focus = operator(
-    "focused features",
-    "focus(Tensor x, Tensor temperature, float power)",
-    FOCUSED,
-    shape=lambda x, temperature, power: empty_tokens(x).float(),
-    gradient=focus_gradient,
-    sums_in_fp32=True,
-    gives_fp32=True,
-    needs_all_tokens=False,
-)
-
 inline_attention_gradient = operator(
     "the gradient of InLine attention",
     "inline_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v)",
@@ -239,6 +214,45 @@ ttt_unit = operator(
     sums_in_fp32=True,
 )
 
+FOCUSED = QKV | {"temperature": "h 1 d", "positions": "h m d"}
+
+# to q, k, v and temperature; positions have the sum of k's over the batch
+focused_attention_gradient = operator(
+    "the gradient of focused attention",
+    "focused_attention_gradient(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor temperature, Tensor? positions, "
+    "float power, float eps)",
+    GRAD | FOCUSED,
+    lambda grad, *shapes: 3 * _product(*shapes),
+    shape=lambda grad, q, k, v, temperature, *rest: (*like_qkv(grad, q, k, v), _like_parameter(temperature)),
+    result="(Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _of_positions(dk: Tensor, positions: Tensor | None) -> Tensor | None:
+    """The gradient to positions, which are added to the keys of every image, from that to these."""
+    if positions is None:
+        return None
+    # a sum over a single one is three times as slow as a copy
+    return dk[0].to(positions.dtype, copy=True) if len(dk) == 1 else dk.sum(dim=0, dtype=torch.float32)
+
+
+def _focused_backward(
+    gradient: Callable[..., Any], grad: Tensor, tensors: Tensors, settings: Settings
+) -> tuple[Tensor | None, ...]:
+    dq, dk, dv, dtemperature = gradient(grad, *tensors, *settings)
+    return dq, dk, dv, dtemperature, _of_positions(dk, tensors[-1])
+
+
+focused_attention = operator(
+    "focused attention",
+    "focused_attention(Tensor q, Tensor k, Tensor v, Tensor temperature, Tensor? positions, float power, float eps)",
+    FOCUSED,
+    _product,
+    gradient=focused_attention_gradient,
+    backward=_focused_backward,
+    sums_in_fp32=True,
+)
+
 POLAR = QKV | {"power": "h 1 d", "temperature": "h 1 d", "positions": "h m d"}
 
 
@@ -263,11 +277,7 @@ def _pola_backward(
 ) -> tuple[Tensor | None, ...]:
     dq, dk, dv, dpower, dtemperature = gradient(grad, *tensors, *settings)
     *_, temperature, positions = tensors
-    # positions are added to the keys of every image; a sum over a single one is three times as slow as a copy
-    dpositions = None
-    if positions is not None:
-        dpositions = dk[0].to(torch.float32, copy=True) if len(dk) == 1 else dk.sum(dim=0, dtype=torch.float32)
-    return dq, dk, dv, dpower, None if temperature is None else dtemperature, dpositions
+    return dq, dk, dv, dpower, None if temperature is None else dtemperature, _of_positions(dk, positions)
 
 
 pola_attention = operator(

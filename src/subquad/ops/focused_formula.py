@@ -7,7 +7,6 @@ FLatten Transformer, Han et al. 2023, arXiv 2308.00442, eq. 4-5. The norm runs o
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from subquad.ops.image_by_image import by_image
 from subquad.ops.linear_formula import feature_answers, feature_sums, feature_weights, mix_features
 from subquad.ops.precision import in_fp32, kept_in_fp32
 
-SHAPES = kernels.Shapes("focused attention", q="b h n d", k="b h m d", v="b h m d", temperature="h 1 d", padding="b m")
+SHAPES = kernels.focused_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
 
@@ -26,30 +25,39 @@ def focused_attention(
     v: Tensor,
     temperature: Tensor,
     padding: Tensor | None = None,
+    positions: Tensor | None = None,
     *,
     power: float,
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> Tensor:
-    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), t = `temperature` (h, 1, d); `padding` (b, n_k)."""
-    SHAPES.check(q, k, v, temperature, padding)
-    # features are fp32 at least, whatever tokens are
-    features = [kernels.compute(kernels.focus, _focused, (x, temperature), (power,), backend=backend) for x in (q, k)]
-    operator, tensors, settings = kernels.linear_attention, (*features, v.to(features[0].dtype)), ("none", eps)
-    # what has no kernel of the features has none of what is made of them
-    optional = padding is None
-    y = kernels.compute(operator, _mix, tensors, settings, (padding,), backend=backend, optional=optional)
-    return y.to(q.dtype)
+    """(b, h, n_q, d) from q (b, h, n_q, d), k and v (b, h, n_k, d), t = `temperature` (h, 1, d); `padding` (b, n_k).
 
-
-def _focused(x: Tensor, temperature: Tensor, power: float) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return by_image(lambda x: focus(x, temperature, power), wide)
+    `positions` (h, n_k, d) are added to the keys.
+    """
+    SHAPES.check(q, k, v, temperature, positions, padding)
+    tensors = q, k, v, temperature, positions
+    operator, settings = kernels.focused_attention, (power, eps)
+    return kernels.compute(operator, _focused_attention, tensors, settings, (padding,), backend=backend)
 
 
 @in_fp32
-def _mix(q: Tensor, k: Tensor, v: Tensor, feature_map: str, eps: float, padding: Tensor | None = None) -> Tensor:
-    return by_image(lambda *image: mix_features(*image, eps=eps), q, k, v, padding)
+def _focused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    temperature: Tensor,
+    positions: Tensor | None,
+    power: float,
+    eps: float,
+    padding: Tensor | None = None,
+) -> Tensor:
+    k = k if positions is None else k + positions
+
+    def mix(q: Tensor, k: Tensor, *rest: Tensor | None) -> Tensor:
+        return mix_features(focus(q, temperature, power), focus(k, temperature, power), *rest, eps=eps)
+
+    return by_image(mix, q, k, v, padding)
 
 
 @kept_in_fp32
@@ -68,10 +76,18 @@ def focused_answers(
 
 @in_fp32
 def focused_weights(
-    q: Tensor, k: Tensor, temperature: Tensor, padding: Tensor | None = None, *, power: float, eps: float = 1e-6
+    q: Tensor,
+    k: Tensor,
+    temperature: Tensor,
+    padding: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    power: float,
+    eps: float = 1e-6,
 ) -> Tensor:
     """Explicit weights (b, h, n_q, n_k) of `focused_attention`."""
-    WEIGHTS_SHAPES.check(q, k, temperature, padding)
+    WEIGHTS_SHAPES.check(q, k, temperature, positions, padding)
+    k = k if positions is None else k + positions
     return feature_weights(focus(q, temperature, power), focus(k, temperature, power), padding, eps=eps)
 
 

@@ -9,7 +9,16 @@ from torch import Tensor
 from subquad.kernels import state_operators as operators
 from subquad.kernels.cpu.calls import answers, as_given, gradients
 from subquad.kernels.cpu.library import kernel
-from subquad.kernels.cpu.passing import long, numbers_of, of_one_dtype, parameter_of, shape_of, tokens_of, turning_of
+from subquad.kernels.cpu.passing import (
+    as_it_lies,
+    long,
+    numbers_of,
+    of_one_dtype,
+    parameter_of,
+    shape_of,
+    tokens_of,
+    turning_of,
+)
 from subquad.kernels.declaring import Operator, empty_tokens, implements
 
 FEATURES = {"relu": 0, "elu": 1, "none": 2, "nala": 3}
@@ -111,25 +120,56 @@ _implement_turned(operators.rala_attention, "elu", "weighed")
 _implement_turned(operators.nala_attention, "nala", "divided")
 
 
-@implements(operators.focus, "native")
-def focus(x: Tensor, temperature: Tensor, power: float) -> Tensor:
-    """In fp32; see subquad.ops.focused_attention."""
-    out = empty_tokens(x).float()
-    kernel("focus", x.dtype)(
-        shape_of(x, x), tokens_of(x), parameter_of(temperature), ctypes.c_float(power), tokens_of(out)
-    )
+@implements(operators.focused_attention, "native")
+def focused_attention(
+    q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, positions: Tensor | None, power: float, eps: float
+) -> Tensor:
+    """`temperature` (h, 1, d), `positions` (h, n_k, d)."""
+    dtype, (q, k, v) = q.dtype, of_one_dtype(q, k, v)
+    features = _focused(q, temperature, None, power), _focused(k, temperature, positions, power)
+    return answers("feature_attention", *features, v, ctypes.c_float(eps)).to(dtype)
+
+
+@implements(operators.focused_attention_gradient, "native")
+def focused_attention_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    temperature: Tensor,
+    positions: Tensor | None,
+    power: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Give the gradients of `focused_attention` to q, k, v and temperature."""
+    given, (grad, q, k, v) = (q, k, v), of_one_dtype(grad, q, k, v)
+    features = _focused(q, temperature, None, power), _focused(k, temperature, positions, power)
+    # those to features in fp32: most of one makes a token's features longer or shorter, of which nothing is left
+    of_features, dv = [empty_tokens(x, torch.float32) for x in (q, k)], empty_tokens(v)
+    tokens = map(tokens_of, (*features, v, grad, *of_features, dv))
+    kernel("feature_attention_gradient", q.dtype)(shape_of(q, k), *tokens, ctypes.c_float(eps))
+    dq, of_queries = _through_focus(of_features[0], q, temperature, None, power)
+    dk, of_keys = _through_focus(of_features[1], k, temperature, positions, power)
+    return *as_given((dq, dk, dv), given), of_queries + of_keys
+
+
+def _focused(x: Tensor, temperature: Tensor, positions: Tensor | None, power: float) -> Tensor:
+    """Features of tokens (b, h, n, d)."""
+    out, parameters = empty_tokens(x), (parameter_of(temperature), as_it_lies(positions))
+    kernel("focus", x.dtype)(shape_of(x, x), tokens_of(x), *parameters, ctypes.c_float(power), tokens_of(out))
     return out
 
 
-@implements(operators.focus_gradient, "native")
-def focus_gradient(grad: Tensor, x: Tensor, temperature: Tensor, power: float) -> tuple[Tensor, ...]:
-    """Give the gradients of `focus` to x and temperature."""
-    grad, dx = grad.float(), empty_tokens(x)
-    dtemperature = temperature.new_empty(temperature.shape, dtype=torch.float32)
+def _through_focus(
+    grad: Tensor, x: Tensor, temperature: Tensor, positions: Tensor | None, power: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of features, in fp32, become those of tokens and of the temperature."""
+    dx, dtemperature = empty_tokens(x), temperature.new_empty(temperature.shape, dtype=torch.float32)
     kernel("focus_gradient", x.dtype)(
         shape_of(x, x),
         tokens_of(x),
         parameter_of(temperature),
+        as_it_lies(positions),
         ctypes.c_float(power),
         *map(tokens_of, (grad, dx)),
         numbers_of(dtemperature),

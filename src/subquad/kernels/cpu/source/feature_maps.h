@@ -94,12 +94,12 @@ void key_features(const Tokens<E>& k, const Piece& piece, int64_t width, int fea
 }
 
 // Gradients of features, as rows, become those of the piece's tokens
-template <class E>
+template <class E, class To>
 void through_features(
-    const Tokens<E>& x, const Piece& piece, int64_t width, int feature, const float* grad, const Tokens<E>& to) {
+    const Tokens<E>& x, const Piece& piece, int64_t width, int feature, const float* grad, const Tokens<To>& to) {
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++, grad += row) {
-        E* dx = to.at(piece.b, piece.h, piece.first + t);
+        To* dx = to.at(piece.b, piece.h, piece.first + t);
         each_entry(x.at(piece.b, piece.h, piece.first + t), width, [&](int64_t c, vec value) {
             const vec g = load(grad + c);
             const vec below = feature == NONE ? g : (feature == RELU ? vec{} : g * exponential(value));
@@ -114,11 +114,11 @@ inline vec of_its_sign(vec value, const float* grad, int64_t row) {
     return value > vec{} ? load(grad) : (value < vec{} ? -load(grad + row) : vec{});
 }
 
-template <class E>
-void through_cubes(const Tokens<E>& k, const Piece& piece, int64_t width, const float* grad, const Tokens<E>& to) {
+template <class E, class To>
+void through_cubes(const Tokens<E>& k, const Piece& piece, int64_t width, const float* grad, const Tokens<To>& to) {
     const int64_t row = padded(width);
     for (int64_t t = 0; t < piece.count; t++, grad += 2 * row) {
-        E* dk = to.at(piece.b, piece.h, piece.first + t);
+        To* dk = to.at(piece.b, piece.h, piece.first + t);
         each_entry(k.at(piece.b, piece.h, piece.first + t), width, [&](int64_t c, vec value) {
             const vec result = of_its_sign(value, grad + c, row) * value * value * 3.0f;
             width - c >= W ? store(dk + c, result) : store(dk + c, result, width - c);
@@ -127,14 +127,15 @@ void through_cubes(const Tokens<E>& k, const Piece& piece, int64_t width, const 
 }
 
 // With F = (|q|/r)^p: dq = ± G p F / |q| + (q / r) dr, dr = Σ G F (ln(|q|/r) p' - p / r), p' = 3 (1 - tanh² r)
-template <class E>
-void through_raised_shares(const Tokens<E>& q, const Piece& piece, int64_t width, const float* grad, const Tokens<E>& to) {
+template <class E, class To>
+void through_raised_shares(
+    const Tokens<E>& q, const Piece& piece, int64_t width, const float* grad, const Tokens<To>& to) {
     const int64_t row = padded(width);
     const Lengths of(q, piece, width);
     Buffer<float> raised(row);
     for (int64_t t = 0; t < piece.count; t++, grad += 2 * row) {
         const E* from = q.at(piece.b, piece.h, piece.first + t);
-        E* dq = to.at(piece.b, piece.h, piece.first + t);
+        To* dq = to.at(piece.b, piece.h, piece.first + t);
         const float share = 1 / of.length[t], p = of.power[t], slope = 3 * (1 - of.rate[t] * of.rate[t]);
         vec losses{};
         each_entry(from, width, [&](int64_t c, vec value) {
@@ -153,14 +154,14 @@ void through_raised_shares(const Tokens<E>& q, const Piece& piece, int64_t width
     }
 }
 
-template <class E>
+template <class E, class To>
 void through_query_features(
-    const Tokens<E>& q, const Piece& piece, int64_t width, int feature, const float* grad, const Tokens<E>& to) {
+    const Tokens<E>& q, const Piece& piece, int64_t width, int feature, const float* grad, const Tokens<To>& to) {
     feature == NALA ? through_raised_shares(q, piece, width, grad, to) : through_features(q, piece, width, feature, grad, to);
 }
-template <class E>
+template <class E, class To>
 void through_key_features(
-    const Tokens<E>& k, const Piece& piece, int64_t width, int feature, const float* grad, const Tokens<E>& to) {
+    const Tokens<E>& k, const Piece& piece, int64_t width, int feature, const float* grad, const Tokens<To>& to) {
     feature == NALA ? through_cubes(k, piece, width, grad, to) : through_features(k, piece, width, feature, grad, to);
 }
 

@@ -10,7 +10,7 @@ struct Focus {
     const Shape& shape;
     const Tokens<E>& x;
     const float exponent;
-    const float* positions = nullptr;  // (h, n, d), added to the tokens
+    const float* positions;  // (h, n, d), added to the tokens, or none
     const int64_t d = shape.width, row = padded(d), size = shape.heads * row;
     Buffer<float> sharpness = Buffer<float>(size);  // 1 / t
 
@@ -21,17 +21,20 @@ struct Focus {
         return true;
     }
 
+    // A token's entry with its position
+    vec placed(int64_t h, int64_t token, int64_t c, vec value) const {
+        if (!positions) return value;
+        const float* own = positions + (h * shape.queries + token) * d + c;
+        return value + (d - c >= W ? load(own) : load(own, d - c));
+    }
+
     void fill_in(int64_t b, int64_t token, float* y, float* raised, float& norm, float& raised_norm) const {
         vec highest{}, squares{}, raised_squares{};
         for (int64_t h = 0; h < shape.heads; h++)
             each_entry(x.at(b, h, token), d, [&](int64_t c, vec value) {
                 const int64_t i = h * row + c;
-                if (positions) {
-                    const float* own = positions + (h * shape.queries + token) * d + c;
-                    value += d - c >= W ? load(own) : load(own, d - c);
-                }
                 // beyond the width the sharpness is 0
-                const vec one = (feature_of(value, RELU) + 1e-6f) * load(&sharpness[i]);
+                const vec one = (feature_of(placed(h, token, c, value), RELU) + 1e-6f) * load(&sharpness[i]);
                 highest = max(one, highest);
                 store(y + i, one);
             });
@@ -45,11 +48,13 @@ struct Focus {
     }
 };
 
-// f = ‖y‖ y^p / ‖y^p‖ as tokens in fp32
+// f = ‖y‖ y^p / ‖y^p‖
 template <class E>
-Answer focus_of(Shape shape, Tokens<E> x, Numbers temperature, float exponent, Tokens<float> out) {
-    Focus<E> it{shape, x, exponent};
+Answer focus_of(
+    Shape shape, Tokens<E> x, Numbers temperature, const Parameter& positions, float exponent, Tokens<E> out) {
+    Focus<E> it{shape, x, exponent, positions.data};
     if (!it.begin(temperature) || !fits(shape, shape.queries, out)) return MISFIT;
+    if (!fits(shape.heads * shape.queries * it.d, positions)) return MISFIT;
     const Shape tokens{shape.batch, 1, shape.queries, shape.queries, shape.width, shape.threads};
     parallel(shape.threads, [&](int me, int all) {
         Buffer<float> y(it.size), raised(it.size);
@@ -60,7 +65,7 @@ Answer focus_of(Shape shape, Tokens<E> x, Numbers temperature, float exponent, T
                 for (int64_t h = 0; h < shape.heads; h++)
                     each_entry(&raised[h * it.row], it.d, [&](int64_t c, vec value) {
                         const vec result = value * (norm / raised_norm);
-                        float* to = out.at(piece.b, h, t) + c;
+                        E* to = out.at(piece.b, h, t) + c;
                         it.d - c >= W ? store(to, result) : store(to, result, it.d - c);
                     });
             }
@@ -70,17 +75,19 @@ Answer focus_of(Shape shape, Tokens<E> x, Numbers temperature, float exponent, T
 }
 
 KERNEL(
-    focus, (Shape shape, AnyTokens x, Numbers temperature, float exponent, Tokens<float> out),
-    (shape, x, temperature, exponent, out))
+    focus, (Shape shape, AnyTokens x, Numbers temperature, AnyNumbers positions, float exponent, AnyTokens out),
+    (shape, x, temperature, positions, exponent, out))
 
-// With s = y^p, a = ‖y‖, c = ‖s‖, D = Σ g s: dy = (g a / c - D a s / c³) p s / y + D y / (a c), dx = dy / t where x > 0,
+// Of a gradient g in fp32, as little of it may be left. With s = y^p, a = ‖y‖, c = ‖s‖, D = Σ g s: dy = (g a / c - D a s / c³) p s / y + D y / (a c), dx = dy / t where x > 0,
 // dt = -Σ dy y / t, (h, d)
 template <class E>
 Answer focus_gradient_of(
-    Shape shape, Tokens<E> x, Numbers temperature, float exponent, Tokens<float> grad, Tokens<E> dx, Numbers dtemperature) {
-    Focus<E> it{shape, x, exponent};
+    Shape shape, Tokens<E> x, Numbers temperature, const Parameter& positions, float exponent, Tokens<float> grad,
+    Tokens<E> dx, Numbers dtemperature) {
+    Focus<E> it{shape, x, exponent, positions.data};
     if (!it.begin(temperature) || !fits(shape, shape.queries, grad) || !fits(shape, shape.queries, dx)) return MISFIT;
     if (!fits(shape.heads * it.d, dtemperature)) return MISFIT;
+    if (!fits(shape.heads * shape.queries * it.d, positions)) return MISFIT;
     const Shape tokens{shape.batch, 1, shape.queries, shape.queries, shape.width, shape.threads};
     Sums sums(shape.threads, it.size);
     parallel(shape.threads, [&](int me, int all) {
@@ -101,7 +108,7 @@ Answer focus_gradient_of(
                         store(sum + at, load(sum + at) - slope * one * sharp);
                         const E* from = x.at(piece.b, h, t) + i;
                         E* to = dx.at(piece.b, h, t) + i;
-                        const vec value = rest >= W ? load(from) : load(from, rest);
+                        const vec value = it.placed(h, t, i, rest >= W ? load(from) : load(from, rest));
                         const vec result = value > vec{} ? slope * sharp : vec{};
                         rest >= W ? store(to, result) : store(to, result, rest);
                     });
@@ -119,9 +126,9 @@ Answer focus_gradient_of(
 
 KERNEL(
     focus_gradient,
-    (Shape shape, AnyTokens x, Numbers temperature, float exponent, Tokens<float> grad, AnyTokens dx,
-     Numbers dtemperature),
-    (shape, x, temperature, exponent, grad, dx, dtemperature))
+    (Shape shape, AnyTokens x, Numbers temperature, AnyNumbers positions, float exponent, Tokens<float> grad,
+     AnyTokens dx, Numbers dtemperature),
+    (shape, x, temperature, positions, exponent, grad, dx, dtemperature))
 
 // Features of a piece of tokens, of all heads of an image, as rows of padded width side by side
 template <class E>
@@ -147,7 +154,7 @@ Answer focused_mixer_of(
     if (!fits(shape.heads * d, temperature) || !fits(shape, filters) || !fits(n, map)) return MISFIT;
     Buffer<float> divisors(shape.heads * d);
     for (int64_t c = 0; c < shape.heads * d; c++) divisors[c] = softplus(temperature.data[c]);
-    Focus<E> of_q{shape, q, exponent}, of_k{shape, k, exponent, positions.data};
+    Focus<E> of_q{shape, q, exponent, nullptr}, of_k{shape, k, exponent, positions.data};
     of_q.begin(numbers_of(divisors)), of_k.begin(numbers_of(divisors));
     const Shape tokens{shape.batch, 1, n, n, d, shape.threads};
     Sums sums(shape.threads, shape.heads * size);

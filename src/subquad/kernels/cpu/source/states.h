@@ -133,18 +133,19 @@ struct StateAttention {
     }
 };
 
-template <class P, class E>
+// Keys are multiplied with values as P, queries with the state as A
+template <class P, class A, class E>
 Answer answers_of_states(
     Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, Turning turning, int32_t feature, int32_t form,
     float eps) {
     StateAttention<E> it{shape, q, k, v, turning, feature, form, eps};
     if (!it.fits_all() || !fits(shape, shape.queries, out)) return MISFIT;
-    const int64_t d = it.d, row = it.row, wide = it.wide, panel = deep<P>(it.count) * row;
+    const int64_t d = it.d, row = it.row, wide = it.wide, panel = deep<A>(it.count) * row;
     Sums queries(shape.threads, wide), sums(shape.threads, it.size);
-    Buffer<P> panels(it.all_heads() * panel);
+    Buffer<A> panels(it.all_heads() * panel);
     parallel(shape.threads, [&](int me, int all) {
         Buffer<float> room(T * wide), spare;
-        Buffer<P> left;
+        Buffer<A> left;
         if (form == WEIGHED) it.gather_queries(queries, me, all);
         it.template gather_keys<P>(sums, queries, me, all);
         heads(shape, me, all, [&](int64_t index) {
@@ -156,9 +157,9 @@ Answer answers_of_states(
             query_features(q, piece, d, feature, room.data());
             it.factors_of(piece, room.data(), z, factors);
             turn<false>(turning, shape, piece, it.several, room.data());
-            const Matrix<P> features = lowered(room.data(), wide, piece.count, wide, left);
+            const Matrix<A> features = lowered(room.data(), wide, piece.count, wide, left);
             to_tokens(out, piece, d, spare, [&](Rows c) {
-                multiply(piece.count, row, deep<P>(it.count), features, &panels[piece.index * panel], row, c);
+                multiply(piece.count, row, deep<A>(it.count), features, &panels[piece.index * panel], row, c);
                 it.finish(piece, c, z, factors);
             });
         });
@@ -171,8 +172,9 @@ template <class E>
 Answer state_attention_of(
     Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, Turning turning, int32_t feature, int32_t form,
     float eps) {
-    if (form == SUBTRACTED) return answers_of_states<float>(shape, q, k, v, out, turning, feature, form, eps);
-    return answers_of_states<Operand<E>>(shape, q, k, v, out, turning, feature, form, eps);
+    typedef Operand<E> P;
+    if (form == SUBTRACTED) return answers_of_states<float, float>(shape, q, k, v, out, turning, feature, form, eps);
+    return answers_of_states<P, P>(shape, q, k, v, out, turning, feature, form, eps);
 }
 
 KERNEL(
@@ -185,9 +187,9 @@ KERNEL(
 // dφq = e turned back + z̄ dz; dS = φ̃qᵀ (f g), dz̄ = Σ dz φq, dv̄ = -Σ z g; dφk = (v dSᵀ turned back + dz̄) / n,
 // dv = (φ̃k dS + dv̄) / n. With weights ω instead of 1/n: h = φ̃k dS·v + φk·dz̄, dφk += ω (h - Σ ω h) s ḡ, and
 // dḡ = s Σ ω (h - Σ ω h) φk, which queries share.
-template <class P, class E>
+template <class P, class E, class To>
 Answer gradient_of_states(
-    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<E> dq, Tokens<E> dk, Tokens<E> dv,
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<To> dq, Tokens<To> dk, Tokens<E> dv,
     Turning turning, int32_t feature, int32_t form, float eps) {
     StateAttention<E> it{shape, q, k, v, turning, feature, form, eps};
     if (!it.fits_all() || !fits(shape, shape.queries, grad, dq) || !fits(shape, shape.keys, dk, dv)) return MISFIT;
@@ -342,3 +344,29 @@ KERNEL(
     (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, AnyTokens dq, AnyTokens dk, AnyTokens dv,
      Turning turning, int32_t feature, int32_t form, float eps),
     (shape, q, k, v, grad, dq, dk, dv, turning, feature, form, eps))
+
+// Of queries and keys that are features already, which were rounded once: the state is not
+template <class E>
+Answer feature_attention_of(Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> out, float eps) {
+    const Turning still{};
+    return answers_of_states<Operand<E>, float>(shape, q, k, v, out, still, NONE, DIVIDED, eps);
+}
+
+KERNEL(
+    feature_attention, (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens out, float eps),
+    (shape, q, k, v, out, eps))
+
+// The gradient to queries and keys that are features already, in fp32, as more is to be made of it
+template <class E>
+Answer feature_attention_gradient_of(
+    Shape shape, Tokens<E> q, Tokens<E> k, Tokens<E> v, Tokens<E> grad, Tokens<float> dq, Tokens<float> dk, Tokens<E> dv,
+    float eps) {
+    const Turning still{};
+    return gradient_of_states<Operand<E>>(shape, q, k, v, grad, dq, dk, dv, still, NONE, DIVIDED, eps);
+}
+
+KERNEL(
+    feature_attention_gradient,
+    (Shape shape, AnyTokens q, AnyTokens k, AnyTokens v, AnyTokens grad, Tokens<float> dq, Tokens<float> dk,
+     AnyTokens dv, float eps),
+    (shape, q, k, v, grad, dq, dk, dv, eps))
