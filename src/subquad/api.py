@@ -34,7 +34,7 @@ from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
 from subquad.data import InputConfig
-from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
+from subquad.errors import SubquadError, UnknownSettingError, network_within, shown, unknown_name
 from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
 from subquad.exports import export as export_network
 from subquad.flags import Flag, Number
@@ -475,7 +475,8 @@ def export(
     size = None if img_size is None else height_and_width(img_size)
     notes: dict[str, Any] = {}
     if not isinstance(source, nn.Module | str | Path):
-        raise SubquadError(f"what is exported is a network, a run folder or a name, got {shown(source)}")
+        named = f"what is exported is a network, a run folder or a name, got {shown(source)}"
+        raise SubquadError(f"{named}{network_within(source)}")
     if isinstance(source, nn.Module):
         model, name = source, type(within_wrappers(source)).__name__.lower()
     elif str(source) in NETWORKS.keys() | VARIANTS.keys() and not Path(source).exists():

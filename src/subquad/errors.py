@@ -26,6 +26,13 @@ class UnknownSettingError(SubquadError, TypeError):
     """An argument that nothing takes: also the TypeError that callers of a constructor expect."""
 
 
+def network_within(thing: object) -> str:
+    """What to say of something that is no network and has one: a pipeline of diffusers, what `open_trained` gives."""
+    names = (name for name in ("model", "transformer", "unet", "network") if hasattr(thing, name))
+    found = next((name for name in names if hasattr(getattr(thing, name), "named_parameters")), None)
+    return "" if found is None else f": give its .{found}"
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], error: type[SubquadError] = SubquadError) -> SubquadError:
     """Error for a `name` that is not among the `known` ones, with the nearest of them suggested."""
     known = sorted(known)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
@@ -53,11 +54,38 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def is_traced() -> bool:
+    """Whether what this thread computes is written down, by `torch.compile` or `torch.export`.
+
+    What PyTorch says of it holds for the process: networks that other threads serve meanwhile are not traced.
+    """
+    # the first is known within torch.compile, which can't ask further
+    return torch.compiler.is_dynamo_compiling() or (torch.compiler.is_compiling() and _has_modes())
+
+
 @torch.compiler.assume_constant_result
 def is_exporting() -> bool:
-    """Whether what is computed is written down by `torch.export`."""
+    """Whether what this thread computes is written down by `torch.export`."""
     # torch 2.11 takes the function itself for true wherever it traces it
-    return torch.compiler.is_exporting()
+    return torch.compiler.is_exporting() and (_has_modes() or TracingContext.try_get() is not None)
+
+
+def _has_modes() -> bool:
+    """Whether something sees this thread's operators first, as what writes them down does."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def insist(condition: Tensor, message: str) -> None:
+    """Raise a SubquadError where a condition on numbers does not hold; compiled code asks when it runs, in its words.
+
+    What is exported is not asked: engines know no such question.
+    """
+    if is_exporting():
+        return
+    if is_traced():
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise SubquadError(message)
 
 
 class KnownNumbers(Tensor):

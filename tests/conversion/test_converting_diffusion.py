@@ -1,6 +1,7 @@
 """Transformers of diffusers with our attention: equal with softmax, any size and text, restored to the bit."""
 
 import copy
+import threading
 from functools import partial
 
 import pytest
@@ -153,7 +154,7 @@ def with_mask(mask):
 
 
 # a token sees only those in front of it; keys count for more
-IN_FRONT, WEIGHED = torch.ones(1, 1, 21, 21, dtype=torch.bool).tril(), torch.ones(1, 1, 1, 21)
+IN_FRONT, WEIGHED = torch.ones(1, 1, 21, 21, dtype=torch.bool).tril(), torch.full((1, 1, 1, 21), 0.5)
 
 
 def several_pictures(name):
@@ -297,3 +298,80 @@ def test_pictures_beside_the_one_that_flux_3_makes_are_refused():
         denoised(student, call | {"image_cond_hidden_states": call["hidden_states"], "image_cond_ids": places})
     paths = student.subquad_conversion.paths.values()
     assert all(path.startswith(("mode_blocks.image.", "single_transformer_blocks.")) for path in paths)
+
+
+def test_a_mask_of_ones_says_what_is_there_as_chromas_pipeline_has_it():
+    """It was refused, and where the student was compiled, what is there was taken for what is not."""
+    present = torch.tensor([[True] * 5, [True, False, True, False, False]])
+    call, student = masked("Chroma", present), subquad.convert(denoiser("Chroma"), "linear")
+    expected, ones = denoised(student, call), call["attention_mask"].float()
+    torch._dynamo.reset()
+    for one in (student, torch.compile(student, backend="eager")):
+        assert difference(denoised(one, call | {"attention_mask": ones}), expected) < 1e-6
+    with pytest.raises(SubquadError, match=r"more than which tokens are there .*: give one of True and False"):
+        denoised(student, call | {"attention_mask": ones / 2})
+
+
+@pytest.mark.parametrize("name", ["Lumina 2", "Z-Image"])
+def test_texts_of_several_lengths_are_mixed_apart_in_compiled_code_too(name):
+    """All images had the places of the first one, or the first call had."""
+    student = subquad.convert(denoiser(name), "inline")
+    calls = [inputs(name, 12, 8, text=count) for count in (3, 9)]
+    if name == "Z-Image":
+        call = {**calls[0], "cap_feats": [calls[0]["cap_feats"][0], calls[1]["cap_feats"][1]]}
+    else:
+        mask = torch.ones(2, 9, dtype=torch.bool)
+        mask[0, 3:] = False
+        call = calls[1] | {"encoder_attention_mask": mask}
+    expected = denoised(student, call)
+    torch._dynamo.reset()
+    compiled = torch.compile(student, backend="eager")
+    for _ in range(2):
+        assert difference(denoised(compiled, call), expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["Flux", "Flux 2"])
+def test_threads_may_have_texts_of_several_lengths(name):
+    student = subquad.convert(denoiser(name), "linear")
+    calls = [inputs(name, 12, 8, text=count) for count in (5, 9)]
+    expected = [denoised(student, call) for call in calls]
+    embedding, both = student.get_submodule(student.subquad_conversion.embedding), threading.Barrier(2)
+    heard, answers = threading.local(), [None, None]
+
+    def wait(*called):
+        # Flux 2 embeds an image and its text, one after the other
+        heard.calls = getattr(heard, "calls", 0) + 1
+        if heard.calls == (2 if name == "Flux 2" else 1):
+            both.wait(60)
+
+    embedding.register_forward_hook(wait)
+
+    def call(number):
+        answers[number] = denoised(student, calls[number])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
+
+
+def test_frames_of_latte_keep_their_own_attention():
+    from diffusers import LatteTransformer3DModel
+
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "out_channels": 8, "num_layers": 2}
+    text = {"caption_channels": 24, "cross_attention_dim": 16, "attention_bias": True}
+    model = LatteTransformer3DModel(**sizes, **text, sample_size=8, patch_size=2, video_length=3).eval()
+    student = subquad.convert(model, "softmax")
+    assert all(".transformer_blocks." in f".{path}" for path in student.subquad_conversion.paths.values())
+    call = {"hidden_states": torch.randn(2, 4, 3, 8, 8), "encoder_hidden_states": torch.randn(2, 5, 24)}
+    call |= {"timestep": torch.tensor([3, 5])}
+    with torch.no_grad():
+        assert difference(student(**call).sample, model(**call).sample) < 1e-6
+
+
+def test_a_scale_that_diffusers_passes_over_is_passed_over():
+    student, call = subquad.convert(denoiser("PixArt"), "softmax"), inputs("PixArt")
+    scaled = call | {"cross_attention_kwargs": {"scale": 0.5}}
+    assert torch.equal(denoised(student, scaled), denoised(student, call))

@@ -43,6 +43,7 @@ from subquad.conversion.training_free import NystromAttention
 from subquad.exports.engine_times import timed_here
 from subquad.tasks.network_costs import count_macs, count_macs_of
 from subquad.tasks.segmentation import build_segmenter
+from subquad.tasks.transformers_network import NetworkOfTransformers
 
 PICTURES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
@@ -519,3 +520,14 @@ def test_no_file_says_that_a_network_is_what_it_was_where_a_part_was_converted(t
                 subquad.open_trained(written)
         subquad.restore(part)
         assert segmenter.creation["backbone"].items() >= whole["backbone"].items()
+
+
+def test_the_teacher_of_a_file_that_was_written_of_a_folder_of_transformers_is_named(tmp_path):
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    teacher = NetworkOfTransformers(ViTModel(ViTConfig(**sizes, num_hidden_layers=1)).eval())
+    save_converted(subquad.convert(teacher, "linear"), tmp_path / "a.safetensors")
+    load_converted(tmp_path / "a.safetensors", teacher)
+    with pytest.raises(SubquadError, match=r"its teacher is subquad\.open_trained\(folder\)\.model"):
+        load_converted(tmp_path / "a.safetensors", teacher.network)

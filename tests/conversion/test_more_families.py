@@ -397,3 +397,63 @@ def test_the_maps_of_all_frames_of_a_film_stand_below_one_another():
         pretraining(films[:, :4], bool_masked_pos=torch.arange(32)[None] < 16)
     with pytest.raises(SubquadError, match="takes no position_mask"):
         layers[0](torch.randn(1, 32, 48), position_mask=torch.zeros(1, 32, dtype=torch.long))
+
+
+class Encoder(nn.Module):
+    """PyTorch's own layers, called with masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 32, 4, 4)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False
+        )
+
+    def forward(self, x, absent=None, mask=None):
+        return self.layers(self.patch_embed(x).flatten(2).mT, src_key_padding_mask=absent, mask=mask)
+
+
+@torch.no_grad()
+def test_masks_of_pytorchs_own_layers_are_read_as_those_layers_hand_them_on():
+    """Their layers make numbers of masks, which were refused."""
+    model, x = Encoder().eval(), torch.randn(2, 3, 32, 32)
+    student = subquad.convert(model, "softmax", img_size=32)
+    absent, pairs = torch.zeros(2, 64, dtype=torch.bool), torch.rand(8, 64, 64) > 0.7
+    absent[1, 40:] = True
+    pairs.diagonal(dim1=1, dim2=2).fill_(False)
+    assert difference(student(x, absent)[~absent], model(x, absent)[~absent]) < 1e-6
+    for mask in (pairs[0], pairs, torch.zeros(64, 64).masked_fill(pairs[0], -torch.inf)):
+        assert difference(student(x, None, mask), model(x, None, mask)) < 1e-6
+    linear = subquad.convert(model, "linear", img_size=32)
+    seen = linear(x, absent)[1, :40]
+    # what is absent is seen by no one, in whatever place of the image it stands
+    assert (
+        difference(linear(torch.cat([x[:1], x[1:] + 5 * (torch.arange(32) > 23)[:, None]]), absent)[1, :40], seen)
+        < 1e-6
+    )
+    with pytest.raises(SubquadError, match="no biases of pairs"):
+        student(x, None, torch.randn(64, 64))
+
+
+def test_attention_maps_of_a_student_are_refused():
+    """Those of blocks that stayed stood in the first places."""
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    model = ViTModel(ViTConfig(**sizes, num_hidden_layers=2, attn_implementation="eager")).eval()
+    student = subquad.convert(model, "softmax", blocks=[0])
+    with pytest.raises(SubquadError, match="forms no attention maps: leave output_attentions out"):
+        student(torch.randn(1, 3, 32, 32), output_attentions=True)
+
+
+def test_what_holds_a_network_is_told_where_it_is(tmp_path):
+    class Opened:
+        model = nn.Linear(2, 2)
+
+    for call in (
+        subquad.optimize,
+        lambda it: subquad.convert(it, "linear"),
+        lambda it: subquad.export(it, tmp_path / "a.pt2"),
+    ):
+        with pytest.raises(SubquadError, match=r": give its \.model$"):
+            call(Opened())

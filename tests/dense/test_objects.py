@@ -380,3 +380,15 @@ def test_data_that_is_not_there_is_said(folder, tmp_path):
     (folder / "val2017").rename(folder / "elsewhere")
     with pytest.raises(SubquadError, match="has no folder val2017 with the images"):
         load_objects(folder, split="validation")
+
+
+def test_a_crop_keeps_no_object_without_a_pixel_of_its_mask():
+    """Of an L its box was left where no part of it was, and masks learned to be empty there."""
+    mask = torch.zeros(1, 40, 40, dtype=torch.uint8)
+    mask[0, :3], mask[0, :, :3] = 1, 1
+    target = {"image_id": 1, "boxes": torch.tensor([[0.0, 0, 40, 40]]), "labels": torch.tensor([1]), "masks": mask}
+    for seed in range(40):
+        torch.manual_seed(seed)
+        _, left = ObjectTransform(crop=1.0)(Image.new("RGB", (40, 40)), target)
+        assert len(left["boxes"]) == len(left["labels"]) == len(left["masks"]) == 1
+        assert left["masks"].any()

@@ -267,3 +267,13 @@ def test_scenes_in_folders_of_folders_are_seen(folder):
     (folder / "annotations/training/a b/1.png").unlink()
     with pytest.raises(SubquadError, match=r"1 of 6 images in .* have no annotation, the first: a b/1\.png"):
         load_scenes(folder, split="train")
+
+
+def test_crops_of_nothing_but_void_are_drawn_again():
+    """They counted as such in which no class has too much, and most updates learned nothing of sparse labels."""
+    labels = np.full((200, 200), VOID, np.uint8)
+    labels[90:110, 90:100], labels[90:110, 100:110] = 0, 1
+    transform = TrainingTransform(SceneInput((64, 64), None, (0.5,) * 3, (0.2,) * 3), scale=(1.0, 1.0))
+    torch.manual_seed(0)
+    empty = [bool((transform(Image.new("RGB", (200, 200)), labels)[1] == VOID).all()) for _ in range(60)]
+    assert sum(empty) < 15

@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 
 pytest.importorskip("diffusers")
@@ -17,6 +18,7 @@ import tiny
 from subquad import SubquadError
 from subquad.benchmarks import METHODS, images_table, make_images
 from subquad.cli import main
+from subquad.diffusion import apply_agent_attention
 from subquad.diffusion.folder import ImageFolder, difference_of
 from subquad.diffusion.pipelines import Sampling, load_pipeline, make_image
 from subquad.pages import write_images_page
@@ -322,3 +324,14 @@ def test_what_is_named_twice_is_made_and_counted_once(pipe, tmp_path):
         pipe, ["a", "a"], tmp_path, methods={"softmax": {}}, sampling=SMALL, seeds=[0, 0], memory=False, log=said.append
     )
     assert len(rows) == len(said) == 1 and said[0].startswith("1 of 1, softmax")
+
+
+def test_an_image_with_drawn_destinations_is_made_again_as_it_was():
+    """They came of whatever had been drawn before: one that was made again after a stop was another image."""
+    pipe = tiny.pipeline()
+    with apply_agent_attention(pipe, random=True):
+        images = [make_image(pipe, "a", seed, SMALL) for seed in (3, 4, 3)]
+        before = torch.get_rng_state()
+        make_image(pipe, "a", 3, SMALL)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert difference_of(images[0], images[2])["difference"] == 0 < difference_of(images[0], images[1])["difference"]

@@ -25,7 +25,8 @@ from subquad.diffusion import (
     apply_token_merging,
     remove_agent_attention,
 )
-from subquad.diffusion.processor import MergedAttention, Shared
+from subquad.diffusion import processor as processor_module
+from subquad.diffusion.processor import MergedAttention, Shared, match
 
 
 @pytest.fixture(scope="module")
@@ -517,3 +518,32 @@ def test_the_callback_enters_the_phase_of_the_step_to_come(pipe, monkeypatch, sa
     pipe("", num_inference_steps=6, output_type="latent", callback_on_step_end=note, **given)
     expected = [EARLY if level >= 600 else LATE for level in [*levels[1:], levels[0]]]
     assert len(levels) > 1 and seen == expected
+
+
+def test_calls_at_one_level_each_have_their_own_matching(pipe, monkeypatch):
+    """Guidance in two calls, views and chunks: a call had the matching of the last one of the step before."""
+    x, text, made = torch.randn(3, 1, 4, 32, 32), torch.randn(1, 7, 32), []
+    monkeypatch.setattr(processor_module, "match", lambda *given: made.append(given[0]) or match(*given))
+    with apply_agent_attention(pipe, sx=2, sy=2, ratio=0.5, agent_ratio=0.9, reuse=3), torch.no_grad():
+
+        def step(level, *views):
+            return [pipe.unet(x[view], level, text).sample for view in views]
+
+        step(900, 0, 1)
+        maps = len(made) // 2
+        step(800, 0, 1)
+        # at an image's first level the second call may have been another image's
+        assert len(made) == 4 * maps
+        alone = step(700, 0, 1)[0]
+        assert len(made) == 4 * maps
+        step(900, 0)
+        step(800, 0)
+        assert len(made) == 5 * maps
+        # a new image each, in one step
+        step(999, 0)
+        one = step(999, 1)[0]
+        step(1000, 1)
+    with apply_agent_attention(pipe, sx=2, sy=2, ratio=0.5, agent_ratio=0.9, reuse=3), torch.no_grad():
+        step(800, 0)
+        assert torch.equal(step(700, 0)[0], alone)
+        assert torch.equal(pipe.unet(x[1], 999, text).sample, one)

@@ -699,3 +699,58 @@ def test_a_file_gets_images_of_its_dtype_and_as_many_as_it_was_written_for():
     torch.testing.assert_close(answers, network(images), rtol=1e-2, atol=1e-2)
     with pytest.raises(SubquadError, match="does not take 3 images"):
         InEngine(network, run)(images[4:])
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_an_optimized_network_is_written_for_any_batch(attention, tmp_path):
+    """Its tokens were held to the number of images that was traced."""
+    sizes = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2}
+    model = subquad.optimize(subquad.create_model("deit_tiny", attention=attention, **sizes), torch.bfloat16)
+    assert export(model, tmp_path / "a.pt2", format="pt2", dtype="bf16", dynamic="batch").shapes[-1][0] > 1
+
+
+class Passing(nn.Module):
+    """A wrapper of any arguments, as LoRA of peft is."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args, **kwargs):
+        return self.network(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dynamic", ["", "batch", "batch,size"])
+def test_a_wrapper_that_takes_any_arguments_is_written(dynamic, tmp_path):
+    written = export(Passing(Mean()), tmp_path / "a.pt2", format="pt2", img_size=32, dynamic=dynamic)
+    assert written.difference < 1e-6
+
+
+def test_the_answer_of_a_folder_of_transformers_is_chosen_by_name(tmp_path):
+    """It was the last tokens, whatever was said, and called a classifier."""
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    torch.manual_seed(0)
+    network = Dinov2Model(Dinov2Config(**sizes, num_hidden_layers=1)).eval()
+    network.save_pretrained(tmp_path / "folder")
+    BitImageProcessor(size={"height": 32, "width": 32}, do_center_crop=False).save_pretrained(tmp_path / "folder")
+    settings = {"format": "pt2", "img_size": 32}
+    api.export(tmp_path / "folder", tmp_path / "a.pt2", **settings, answer="pooler_output")
+    run, x = open_exported(tmp_path / "a.pt2"), torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), network(x).pooler_output, rtol=1e-4, atol=1e-5)
+    assert "task" not in notes_of(subquad.open_trained(tmp_path / "folder"))
+    with pytest.raises(SubquadError, match=r"gives last_hidden_state, pooler_output by name, .* got 'other'"):
+        api.export(tmp_path / "folder", tmp_path / "b.pt2", **settings, answer="other")
+
+
+def test_a_network_that_is_told_of_other_sizes_is_told_so(tmp_path):
+    """transformers' SigLIP was held to one size, and the way out that was named is timm's."""
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    network = SiglipVisionModel(SiglipVisionConfig(**sizes, num_hidden_layers=1)).eval()
+    student = subquad.convert(network, "linear")
+    written = export(student, tmp_path / "a.pt2", format="pt2", dynamic="batch,size", answer="pooler_output")
+    assert len({shape[1:] for shape in written.shapes}) > 1

@@ -73,3 +73,27 @@ def test_sizes_that_are_numbers_are_numbers():
     assert surely(2 == 2) is True and surely(2 > 3) is False
     assert (smaller(2, 3), larger(2, 3), up_to_multiple(7, 3), up_to_multiple(6, 3)) == (2, 3, 9, 6)
     assert first(torch.arange(5), 2, 0).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("mask", [None, (5, 7), (3, 5, 7)])
+def test_softmax_attention_of_three_axes_is_that_of_four(mask):
+    """timm's SAM calls it so, and torch.onnx knows it of four alone."""
+    q, k, v = (torch.randn(3, n, 4) for n in (5, 7, 7))
+    mask = None if mask is None else torch.randn(mask)
+    plain = functional.scaled_dot_product_attention(q, k, v, mask)
+    with forms_of_any_size():
+        torch.testing.assert_close(functional.scaled_dot_product_attention(q, k, v, mask), plain)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "numbers"])
+def test_what_torch_onnx_gets_of_softmax_attention_is_softmax_attention(mask, monkeypatch):
+    from subquad.ops import softmax_formula
+
+    q, k, v = torch.randn(3, 2, 2, 5, 4).double()
+    seen = torch.rand(2, 1, 5, 5) > 0.4
+    seen[0, 0, 2] = False
+    masks = {"none": None, "bool": seen, "numbers": torch.randn(2, 2, 5, 5).double().masked_fill(~seen, -torch.inf)}
+    plain = softmax_formula.pytorch_softmax(q, k, v, masks[mask])
+    monkeypatch.setattr(softmax_formula, "is_exporting", lambda: True)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    torch.testing.assert_close(softmax_formula.pytorch_softmax(q, k, v, masks[mask]), plain)

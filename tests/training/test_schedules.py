@@ -56,3 +56,11 @@ def test_steps_and_their_epochs_belong_together():
     for fields in ({"sched": "multistep"}, {"sched": "cosine", "decay_epochs": (1,)}):
         with pytest.raises(SubquadError, match="decay_epochs: give both or neither"):
             Recipe(**fields)
+
+
+def test_steps_keep_their_epochs_behind_a_warm_up_that_stands_before_the_schedule():
+    """They came as much later as it is long, and the last one never."""
+    settings = {"epochs": 12, "sched": "multistep", "decay_epochs": (8, 11), "warmup_updates": 10}
+    plain, behind = rates_of(**settings), rates_of(**settings, warmup_prefix=True)
+    assert behind[10:] == pytest.approx(plain[10:])
+    assert behind[79] == 1 and behind[80] == pytest.approx(0.1) and behind[110] == pytest.approx(0.01)

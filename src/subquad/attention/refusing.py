@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.tracing import is_traced
 
 
 def refuse(mechanism: Any, *, grid: TokenGrid, kv_grid: TokenGrid, padding: Tensor | None = None) -> None:
@@ -34,7 +34,7 @@ def _kv_grid(grid: TokenGrid, kv_grid: TokenGrid, padding: Tensor | None) -> str
 def _padding(grid: TokenGrid, kv_grid: TokenGrid, padding: Tensor | None) -> str:
     if padding is None:
         return ""
-    if torch.compiler.is_compiling() or padding.is_meta:
+    if is_traced() or padding.is_meta:
         return "padding, which nobody can look into where a network is compiled or exported"
     absent = int(padding.sum())
     return f"padding ({absent} of {padding.numel()} tokens are absent)" if absent else ""

@@ -20,6 +20,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument(
         "--int8", metavar="WHAT", help="products of matrices in int8: weights, or dynamic (activations too)"
     )
+    sub.add_argument("--answer", metavar="NAME", help="which answer is written, of networks that give several by name")
     sub.add_argument("--output", type=file_to_write, metavar="FILE", help="the file; NAME.SUFFIX here if left out")
 
 
@@ -41,6 +42,7 @@ def run_export(arguments: argparse.Namespace) -> None:
         dynamic=arguments.dynamic,
         dtype=arguments.dtype,
         int8=arguments.int8,
+        answer=arguments.answer,
         log=print,
     )
     sizes = " and ".join("×".join(map(str, shape)) for shape in written.shapes)

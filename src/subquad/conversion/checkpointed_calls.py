@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from subquad.grid import TokenGrid
+from subquad.tracing import is_traced
 
 NOT_NAMED: Mapping[str, Any] = {}
 """What a hook is told of a call where PyTorch's quantization took it over to a layer of its own, without names."""
@@ -54,7 +55,7 @@ class CallMemory:
     @property
     def standing(self) -> Standing | None:
         """Where tokens stand of what this thread computes again, if that is known."""
-        if torch.compiler.is_compiling() or not self._by_thread:
+        if is_traced() or not self._by_thread:
             return None
         again = self._again
         return None if again is None else again.standing
@@ -155,7 +156,7 @@ class CallListener(_Listener):
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any] = NOT_NAMED) -> None:
         """What such a hook is called with; nothing is computed again where nothing is trained."""
-        if torch.compiler.is_compiling() or not (module.training or torch.is_grad_enabled()):
+        if is_traced() or not (module.training or torch.is_grad_enabled()):
             return
         if not self.is_near:
             self.is_near = True
@@ -212,7 +213,7 @@ class EndListener(_Listener):
 
     def __call__(self, *called: Any) -> None:
         """What such a hook is called with."""
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self.recorder.calls.attended()
 
 
@@ -224,7 +225,7 @@ class AnswerListener(_Listener):
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
         """What such a hook is called with."""
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             tokens, answered = _first(arguments, named), _first(answer if isinstance(answer, tuple) else (answer,), {})
             if tokens is not None and answered is not None:
                 self.recorder.calls.passed(tokens, answered)

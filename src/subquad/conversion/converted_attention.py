@@ -163,6 +163,19 @@ class ConvertedAttention(nn.Module):
 
     # what all families share
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the layer.
+
+        Raises:
+            SubquadError: attention maps are asked for: others' would stand in their places.
+        """
+        if kwargs.get("output_attentions"):
+            raise SubquadError(
+                "a converted layer forms no attention maps: leave output_attentions out, or ask the network that was "
+                "converted"
+            )
+        return super().__call__(*args, **kwargs)
+
     def standing_on(self, rows: TokenGrid) -> AbstractContextManager[None]:
         """Let the tokens that the layer is called with stand on some rows of a grid: who streams an image says so."""
         return self.recorder.standing_on(rows)

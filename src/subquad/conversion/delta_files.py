@@ -98,8 +98,15 @@ def load_converted(path: Path | str, teacher: Network, *, in_place: bool = False
         settings, complete, digest = dict(about["settings"]), bool(about["complete"]), str(about["teacher"])
         teacher.get_submodule(str(about["embedding"]))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # `subquad convert` holds networks of transformers as ours are called
+        named = str(about.get("embedding")).startswith("network.") and not hasattr(teacher, "network")
         raise SubquadError(
             f"{path} does not fit this {type(teacher).__name__}, or its note is damaged: {type(error).__name__}"
+            + (
+                "; written of a folder of transformers, its teacher is subquad.open_trained(folder).model"
+                if named
+                else ""
+            )
         ) from None
     if not complete and digest_of(teacher.state_dict(), "") != digest:
         raise SubquadError(

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from subquad.conversion.checkpointed_calls import CALL_LISTENERS, CallMemory, Standing, in_backward
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
-from subquad.tracing import surely
+from subquad.tracing import is_traced, surely
 
 REPLACED = "was replaced after the conversion: replace it before subquad.convert"
 
@@ -107,10 +107,14 @@ class GridRecorder:
 
     def record(self, grid: TokenGrid) -> None:
         """The next tokens stand on `grid`, a map without prefix tokens."""
-        self._embedded_compiled = torch.compiler.is_compiling()
+        if is_traced() and not torch.compiler.is_dynamo_compiling():
+            # symbols, and of nobody else
+            self._by_thread[get_ident()] = grid
+            return
+        self._embedded_compiled = is_traced()
         before = None if self._embedded_compiled else self._map
         self._map = grid
-        if torch.compiler.is_compiling():
+        if is_traced():
             # layers that are not compiled with the embedding read the same
             self._by_thread = {}
         else:
@@ -177,7 +181,7 @@ class GridRecorder:
         count = tokens.shape[-2]
         # layers of one network may have other numbers beside the same map
         key = (id(layer), count)
-        if torch.compiler.is_compiling():
+        if is_traced():
             last = self._last
         elif (again := self.calls.standing) is not None:
             last = again.grid
@@ -203,10 +207,10 @@ class GridRecorder:
             return again.grid
         last, places = self._last, count - prefix
         if last is not None and last.num_places == places:
-            if torch.compiler.is_compiling() or not in_backward() or self._earlier.get(int(places)) is not None:
+            if is_traced() or not in_backward() or self._earlier.get(int(places)) is not None:
                 return last
             raise SubquadError(f"{count} tokens {COMPUTED_AGAIN}")
-        if not torch.compiler.is_compiling() and in_backward() and (earlier := self._earlier.get(int(places))):
+        if not is_traced() and in_backward() and (earlier := self._earlier.get(int(places))):
             return earlier
         if last is None:
             raise SubquadError(
@@ -223,7 +227,7 @@ class GridRecorder:
     @property
     def _last(self) -> TokenGrid | None:
         """The grid of this thread's last image; of any thread's in one that embedded none, as those of backward."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             # compiled code has embedding and layers in one graph, which knows its own grid, or knows the last one
             self._read_alone = not self._embedded_compiled
             return self._map

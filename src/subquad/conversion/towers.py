@@ -11,9 +11,9 @@ from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.conversion.pyramids import follows, grids_of_layers, holder_of, in_common, resizing_behind, stage_of
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, network_within
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
 from subquad.models.layers import SelfAttention
@@ -113,6 +113,14 @@ class Tower:
         return [list(stage) for _, stage in stages]
 
 
+NOT_TAKEN = {
+    "diffusers.models.transformers.transformer_hunyuan_video_framepack.HunyuanVideoFramepackTransformer3DModel": (
+        "its tokens are those of several packs of frames, on maps of several sizes"
+    ),
+}
+"""Networks whose layers are known, while their tokens stand otherwise than elsewhere, and why they are refused."""
+
+
 def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, prefix: int | None = None) -> Tower:
     """The vision tower of a network: its last patch embedding's attention layers.
 
@@ -126,9 +134,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
             unknown kinds, of which it names one.
     """
     if not isinstance(model, nn.Module):
-        raise SubquadError(
-            f"a {type(model).__name__} is no network: give its network, of a pipeline of diffusers `pipe.transformer`"
-        )
+        hint = network_within(model) or ": give its network, of a pipeline of diffusers `pipe.transformer`"
+        raise SubquadError(f"a {type(model).__name__} is no network{hint}")
     modules = dict(model.named_modules())
     if already := [path for path, module in modules.items() if isinstance(module, ConvertedAttention)]:
         raise SubquadError(
@@ -137,6 +144,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     for path, module in modules.items():
         if isinstance(module, Backbone):
             return _own_tower(module, path, modules, img_size)
+    _refuse_by_name(modules)
     _refuse_unknown("", modules)
     path, recorder = _embedding(modules)
     root = _root_of(path, modules)
@@ -324,6 +332,14 @@ def _map_behind(
     if min(height, width) < 1:
         raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.patch_size}")
     return height, width
+
+
+def _refuse_by_name(modules: dict[str, nn.Module]) -> None:
+    """Raise where one of these is a network of `NOT_TAKEN`."""
+    for module in modules.values():
+        for name, reason in NOT_TAKEN.items():
+            if is_called(module, name):
+                raise SubquadError(f"a {name.rpartition('.')[2]} can't be converted: {reason}")
 
 
 def _refuse_unknown(root: str, modules: dict[str, nn.Module]) -> None:

@@ -16,6 +16,7 @@ from subquad.diffusion.processor import MergedAttention, Shared, Told
 from subquad.diffusion.settings import Settings
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.tracing import is_traced
 
 
 class SeesNoise:
@@ -30,7 +31,7 @@ class SeesNoise:
         self.position = position
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         timestep = kwargs["timestep"] if self.position is None or "timestep" in kwargs else args[self.position]
         levels = timestep.flatten().tolist() if isinstance(timestep, Tensor) else [float(timestep)]
@@ -87,7 +88,7 @@ class SeesMap:
         for processor in self.processors:
             processor.grid = grid
         checkpointed = getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled()
-        if self.place is None or not checkpointed or torch.compiler.is_compiling():
+        if self.place is None or not checkpointed or is_traced():
             return None
         # here, as random numbers that are drawn in a block are others when it is called again
         self.shared.draw(grid, image.device)
@@ -132,7 +133,7 @@ class SeesTokens(OfProcessor):
         in_place = getattr(module.attn1, "processor", module.attn1)
         if in_place is self.processor:
             self.processor.tokens = args[0] if args else kwargs["hidden_states"]
-        elif not self.shared.said_off and not torch.compiler.is_compiling():
+        elif not self.shared.said_off and not is_traced():
             self.shared.said_off = True
             # tokens are not kept for a processor that is never asked
             warnings.warn(

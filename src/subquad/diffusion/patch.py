@@ -117,8 +117,9 @@ def apply_agent_attention(
             self-attention if left out: 1, and 2 for SDXL.
         random: whether a cell's destination is drawn at each step; else it is the top left token.
         reuse: for how many steps the matching of a map holds for all blocks on maps of that size; 0, as published, to
-            match in each block anew. Another image is told by a noise level that does not fall: where one begins below
-            the level at which the last one ended, as after a call that was broken off, apply it anew.
+            match in each block anew. Calls at one noise level, as of guidance in two calls, each have their own.
+            Another image is told by a noise level that does not fall: where one begins below the level at which the
+            last one ended, as after a call that was broken off, apply it anew.
         merge_mlp: whether the blocks' MLPs run on the merged tokens too.
 
     Raises:

@@ -98,7 +98,7 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
     Args:
         pipe: a pipeline of diffusers that makes images of texts or, as DiT does, of the names or numbers of classes.
         prompt: what to show.
-        seed: of the noise.
+        seed: of the noise, and of what is drawn beside it.
         sampling: how.
         more: further arguments of the pipeline.
 
@@ -118,7 +118,10 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
     if "output_type" in taken and not hasattr(pipe, "watermarker"):
         more = {"output_type": "np", **more}
     try:
-        made = pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more)
+        # what is drawn beside the noise, as which tokens others are merged into, comes of the same seed
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            made = pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more)
     except SubquadError:
         raise
     except ValueError as error:

@@ -24,6 +24,10 @@ FUSED = "FusedAttnProcessor2_0"
 """The processor of diffusers that reads one layer in place of three."""
 
 
+MOST_CALLS = 64
+"""Of a network at one noise level whose matchings are kept: images of a single step each are all at the same one."""
+
+
 class Shared:
     """What all patched blocks of one network share: the settings that hold now, and what is kept between blocks.
 
@@ -37,17 +41,25 @@ class Shared:
     def __init__(self, settings: Settings, random: bool = False, reuse: int = 0) -> None:
         self.settings, self.random, self.reuse = settings, random, reuse
         self.said_off = False
-        self.level, self.age = -math.inf, 0
+        self.level, self.age, self.call = -math.inf, 0, 0
+        self.begins = True
         self.offsets: dict[tuple[int, ...], Tensor] = {}
         self.matchings: dict[tuple[int, ...], Matching | None] = {}
 
     def enter(self, level: float) -> None:
         """Forget what does not hold in a step at this noise level, which is below the last one's in the same image."""
         # other dicts, not emptied ones: calls whose blocks are to be called again in a backward pass have these
+        if level == self.level and self.call + 1 < MOST_CALLS:
+            # another part or view of the same step, which the next step has as well
+            self.call += 1
+            return
         if level != self.level:
             self.offsets = {}
-        self.age = self.age + 1 if level < self.level else self.reuse
-        self.level = level
+        falls = level < self.level
+        # of several calls at an image's first level some may have been of another image, which was broken off there
+        holds = falls and not (self.begins and self.call)
+        self.age = self.age + 1 if holds else self.reuse
+        self.begins, self.level, self.call = not falls, level, 0
         if self.age >= self.reuse:
             self.matchings = {}
             self.age = 0
@@ -58,7 +70,7 @@ class Shared:
         offsets = self.draw(grid, tokens.device)
         if not self.reuse:
             return match(tokens, grid, (rows, columns), offsets)
-        key = grid.height, grid.width, rows, columns, len(tokens)
+        key = self.call, grid.height, grid.width, rows, columns, len(tokens)
         if key not in self.matchings:
             self.matchings[key] = match(tokens, grid, (rows, columns), offsets)
         return self.matchings[key]
@@ -84,7 +96,8 @@ class Shared:
             return None
         key = height, width, rows, columns
         if key not in self.offsets:
-            self.offsets[key] = torch.randint(rows * columns, (height // rows, width // columns), device=device)
+            # the same on all devices
+            self.offsets[key] = torch.randint(rows * columns, (height // rows, width // columns)).to(device)
         return self.offsets[key]
 
 

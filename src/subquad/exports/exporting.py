@@ -31,6 +31,7 @@ from subquad.exports.programs import (
     as_formulas,
     check_dynamic,
     check_most,
+    in_turn,
     program_of,
     program_of_tensors,
     sizes_without_guards,
@@ -72,6 +73,7 @@ class Exported:
 
 
 @checks_arguments
+@in_turn
 def export(
     model: nn.Module,
     path: Path | str,
@@ -317,10 +319,16 @@ def _translated(
             place = f"there is no room for {path.name} among temporary files in {path.parent.parent}: {reason}"
             hint = _little_room(model, path.parent) or ": set TMPDIR to a folder that takes more"
             raise WriteError(f"it can't be written as {wanted.format}: {place}{hint}") from error
-        # what torch.onnx itself raises says only which of its steps it was
-        reason = f"{type(error).__name__}: {reason_of(error.__cause__ or error)}"
+        reason = f"{type(error).__name__}: {reason_of(_first_cause(error))}"
         hint = _little_room(model, path.parent) or _hint(wanted)
         raise SubquadError(f"it can't be written as {wanted.format}: {reason}{hint}") from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What went wrong first: what torch.onnx itself raises says only which of its steps it was."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _little_room(model: nn.Module, folder: Path) -> str:

@@ -19,7 +19,9 @@ def notes_of(trained: Trained, img_size: tuple[int, int] | None = None) -> dict[
         trained: the network.
         img_size: (height, width) that it is written for, where that is another size than in training.
     """
-    notes: dict[str, Any] = {"task": trained.task}
+    # an encoder has no classes, and no task of ours
+    has_none = getattr(getattr(trained, "model", None), "num_classes", None) == 0
+    notes: dict[str, Any] = {} if has_none else {"task": trained.task}
     if trained.classes:
         notes["classes"] = list(trained.classes)
     seen = getattr(trained, "input", None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subquad.positions import linear, means_by_products, resampled, sharp_bicubic
-from subquad.substituting import substituted
+from subquad.substituting import substituted, substituted_here
 
 BY_INT = ("transformers.models.depth_anything.modeling_depth_anything",)
 """Modules that make whole numbers of sizes by Python's `int`, and ask for no type by this name."""
@@ -22,15 +22,16 @@ BY_INT = ("transformers.models.depth_anything.modeling_depth_anything",)
 def forms_of_any_size() -> Iterator[None]:
     """Adaptive means, smooth resampling, DINOv3's rotation and transformers' whole numbers, of sizes that are symbols.
 
-    What a size is rounded to stays a symbol as well.
+    What a size is rounded to stays a symbol as well. Other threads go on with what libraries compute.
     """
     with ExitStack() as stack:
-        stack.enter_context(substituted(functional, "adaptive_avg_pool2d", _adaptive_means))
-        stack.enter_context(substituted(functional, "interpolate", _resampled))
-        stack.enter_context(substituted(functional, "conv3d", _convolved))
+        stack.enter_context(substituted_here(functional, "adaptive_avg_pool2d", _adaptive_means))
+        stack.enter_context(substituted_here(functional, "interpolate", _resampled))
+        stack.enter_context(substituted_here(functional, "conv3d", _convolved))
+        stack.enter_context(substituted_here(functional, "scaled_dot_product_attention", _attended))
         rotation = getattr(timm.layers, "RotaryEmbeddingDinoV3", None)
         if hasattr(rotation, "_create_embed"):
-            stack.enter_context(substituted(rotation, "_create_embed", _turns))
+            stack.enter_context(substituted_here(rotation, "_create_embed", _turns))
         for module in [one for name, one in sys.modules.items() if name.startswith("transformers.models.")]:
             if "torch_int" in vars(module):
                 stack.enter_context(substituted(module, "torch_int", _whole))
@@ -71,6 +72,17 @@ _CONVOLVE = functional.conv3d
 def _convolved(film: Tensor, weight: Tensor, bias: Tensor | None = None, *more: Any, **settings: Any) -> Tensor:
     """In the place of PyTorch's function: torch.onnx makes a bias of a wrong size where there is none."""
     return _CONVOLVE(film, weight, weight.new_zeros(weight.shape[0]) if bias is None else bias, *more, **settings)
+
+
+_ATTEND = functional.scaled_dot_product_attention
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *more: Any, **settings: Any) -> Tensor:
+    """In the place of PyTorch's function: torch.onnx knows it of four axes, and timm's SAM calls it with three."""
+    if q.dim() != 3:
+        return _ATTEND(q, k, v, attn_mask, *more, **settings)
+    mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask[:, None]
+    return _ATTEND(q[:, None], k[:, None], v[:, None], mask, *more, **settings)[:, 0]
 
 
 _INTERPOLATE = functional.interpolate

@@ -1,10 +1,13 @@
 """A network as a program of torch.export: of any batch, and of images of any size, where that is asked for."""
 
+import functools
 import importlib
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from threading import RLock
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from subquad.errors import SubquadError
 from subquad.exports.foreign_forms import forms_of_any_size, masks_as_numbers
 from subquad.kernels import use_backend
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DYNAMIC = ("batch", "size")
 """What may change from call to call: the number of images; their height and width."""
@@ -66,7 +72,13 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
         changing |= {2: Dim("height", min=least, max=MOST_PIXELS), 3: Dim("width", min=least, max=MOST_PIXELS)}
         # unequal, and so large that nothing on the way is 1 or happens to fit
         images = images.new_zeros(*images.shape[:2], 2 * least + 63, 2 * least + 15)
-    return _traced(model, (images,), (changing or None,))
+    return _traced(model, (images,), _of_images(model, changing) if changing else None)
+
+
+def _of_images(model: nn.Module, changing: dict[int, Any]) -> tuple[Any, ...]:
+    """What changes of the images, which some take as the first of any arguments: wrappers, and LoRA of peft."""
+    first = next(iter(inspect.signature(model.forward).parameters.values()))
+    return ((changing,),) if first.kind is first.VAR_POSITIONAL else (changing,)
 
 
 def program_of_tensors(model: nn.Module, tensors: Sequence[Tensor]) -> ExportedProgram:
@@ -129,10 +141,25 @@ def forget_source(program: ExportedProgram) -> None:
             node.meta.pop("stack_trace", None)
 
 
+ONE_AT_A_TIME = RLock()
+"""torch.export changes what is the process' own, and meanwhile a network has tensors without numbers."""
+
+
+def in_turn(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function be called by one thread at a time, of all that are so."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with ONE_AT_A_TIME:
+            return function(*args, **kwargs)
+
+    return called
+
+
 @contextmanager
 def as_formulas() -> Iterator[None]:
     """What is traced has the eager forms, and what libraries compute as its formulas, softmax attention among it."""
-    with torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), forms_of_any_size():
+    with ONE_AT_A_TIME, torch.no_grad(), use_backend("eager"), sdpa_kernel(SDPBackend.MATH), forms_of_any_size():
         yield
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from subquad.besides import Network
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, network_within, shown
 from subquad.inference import mlla_blocks, older_blocks, own_blocks, pyramid_blocks, timm_blocks, transformers_blocks
 from subquad.inference.foreign_halves import KnowsFewSteps
 from subquad.inference.quick_linear import QuickLinear
@@ -51,9 +51,8 @@ def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
         SubquadError: the dtype is none of networks, or `model` is no network.
     """
     if not isinstance(model, nn.Module):
-        raise SubquadError(
-            f"{shown(model)} is no network: subquad.create_model makes one, subquad.open_trained opens it"
-        )
+        hint = network_within(model) or ": subquad.create_model makes one, subquad.open_trained opens it"
+        raise SubquadError(f"{shown(model)} is no network{hint}")
     if dtype is not None:
         check_computes(dtype)
     model.eval().requires_grad_(False)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from subquad.errors import SubquadError, shown, unknown_name
 from subquad.plugins import Table
 from subquad.ranges import checks_arguments
+from subquad.substituting import Standing
 
 BACKENDS = {
     "auto": "kernels where they can, PyTorch otherwise",
@@ -74,8 +76,11 @@ def register_backend(backend: Backend) -> None:
     BACKENDS[backend.name] = backend.summary
 
 
+_entered = Standing(os.environ.get("SUBQUAD_BACKEND") or "auto")
+_lock = Lock()
+
 # a plain variable of the process: torch.compile guards on it, and its oldest version here can't trace anything better
-_asked = os.environ.get("SUBQUAD_BACKEND") or "auto"
+_asked: str = _entered.first
 
 
 @checks_arguments
@@ -83,11 +88,16 @@ _asked = os.environ.get("SUBQUAD_BACKEND") or "auto"
 def use_backend(name: str) -> Iterator[None]:
     """Compute operations with the backend `name` of BACKENDS inside this context, in all threads."""
     global _asked
-    before, _asked = _asked, _known(name)
+    known = _known(name)
+    with _lock:
+        token = _entered.enter(known)
+        _asked = known
     try:
         yield
     finally:
-        _asked = before
+        with _lock:
+            _entered.leave(token)
+            _asked = _entered.last
 
 
 def asked(backend: str | None) -> str:

@@ -10,7 +10,7 @@ from subquad.errors import SubquadError
 from subquad.kernels.backends import KERNELS, asked, missing, most_channels
 from subquad.kernels.declaring import Operator, Settings, Tensors
 from subquad.kernels.gradients import learns, with_gradient
-from subquad.tracing import has_forward_derivatives, is_exporting
+from subquad.tracing import has_forward_derivatives, is_exporting, is_traced
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -156,7 +156,7 @@ def _refusal(operator: Operator, name: str, tensors: Tensors, settings: Settings
                 return f"it takes heads of up to {most} channels here, and these have {tensor.shape[3]}"
         if not tensor.numel():
             return "a tensor is empty"
-    if not torch.compiler.is_compiling() and (reason := _unlike_its_numbers(tensors)):
+    if not is_traced() and (reason := _unlike_its_numbers(tensors)):
         return reason
     return _own_refusal(operator, name, tensors, settings, learned) or missing(name)
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from subquad.errors import SubquadError
 from subquad.kernels.backends import KERNELS
 from subquad.kernels.shapes import Shapes
-from subquad.tracing import has_forward_derivatives
+from subquad.tracing import has_forward_derivatives, is_traced
 
 NAMESPACE = torch.library.Library("subquad", "FRAGMENT")
 DEVICES = ("CPU", "CUDA")
@@ -44,7 +44,7 @@ def is_heard(arguments: Sequence[Any]) -> bool:
     narrow layer pays Python.
     """
     return (
-        torch.compiler.is_compiling()
+        is_traced()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch.autograd._profiler_enabled()

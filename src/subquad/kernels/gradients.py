@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.tracing import is_traced
+
 
 class _WithGradient(torch.autograd.Function):
     @staticmethod
@@ -44,7 +46,7 @@ class _WithGradient(torch.autograd.Function):
 
 def _is_of_several(grad: Tensor) -> bool:
     """Whether it stands for several gradients at once (`is_grads_batched`, a vectorized Jacobian)."""
-    if torch.compiler.is_compiling():
+    if is_traced():
         return False
     return torch._C._functorch.is_batchedtensor(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
 

@@ -8,11 +8,10 @@ alternatives. Nothing else is broadcast: what the eager form would stretch, a ke
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from subquad.errors import SubquadError
-from subquad.tracing import is_exporting
+from subquad.tracing import is_exporting, is_traced
 
 REMEMBERED = 4096
 """Combinations of shapes that an operation remembers to have checked."""
@@ -48,7 +47,7 @@ class Shapes:
             # sizes are symbols, and a comparison would hold the export to it
             return
         shapes: Any = [None if tensor is None else tensor.shape for tensor in tensors]
-        if torch.compiler.is_compiling():
+        if is_traced():
             self._compare(shapes, sizes)
             return
         key = *shapes, *sizes.values()

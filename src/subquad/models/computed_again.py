@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from subquad.tracing import is_traced
 
 PLAIN = (Tensor, nn.Parameter)
 
@@ -20,7 +21,7 @@ def computed_again(owner: nn.Module, function: Callable[..., Any], *args: Any, *
 
     `owner` is the module whose parameters, and those of all within it, the function reads.
     """
-    if torch.compiler.is_compiling():
+    if is_traced():
         # parameters are inputs of what is compiled
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
     as_now = _AsTheyAre(owner)

@@ -8,14 +8,15 @@ Han et al. 2023, arXiv 2312.08874, eq. 4, with the scale and the biases of the r
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import kernels, spread
 from subquad.ops.padding import zero_padding
 from subquad.ops.precision import in_fp32, kept_in_fp32, of_widest_dtype
+from subquad.ops.softmax_formula import pytorch_softmax
 from subquad.ops.weighted_sums import raised, relative_to_all
 from subquad.positions import BiasTables
+from subquad.tracing import is_traced
 
 SHAPES = kernels.Shapes(
     "agent attention",
@@ -104,17 +105,17 @@ def _agent(
         scaled = agents * q.shape[-1] ** -0.5
         values = (scaled @ k.mT + key_bias).softmax(dim=-1) @ v
     else:
-        values = F.scaled_dot_product_attention(agents, k, v, attn_mask=key_bias)
-    return _distributed(q, agents, values, query_bias.mT).to(dtype)
+        values = pytorch_softmax(agents, k, v, key_bias, hides=padding is not None)
+    return _distributed(q, agents, values, query_bias.mT, idle is not None).to(dtype)
 
 
-def _distributed(q: Tensor, agents: Tensor, values: Tensor, query_bias: Tensor) -> Tensor:
+def _distributed(q: Tensor, agents: Tensor, values: Tensor, query_bias: Tensor, hides: bool = True) -> Tensor:
     """What queries (b, h, n, d), with biases (h, a, n), get of what agents have (b, h, a, d)."""
     if _maps_are_small(q, agents):
         scaled = agents * q.shape[-1] ** -0.5
         # agents in front, so that the softmax over a few of them runs along the tokens
         return (scaled @ q.mT + query_bias).softmax(dim=-2).mT @ values
-    return F.scaled_dot_product_attention(q, agents, values, attn_mask=query_bias.mT)
+    return pytorch_softmax(q, agents, values, query_bias.mT, hides)
 
 
 @kept_in_fp32
@@ -155,7 +156,7 @@ def _maps_are_small(q: Tensor, agents: Tensor) -> bool:
     1.0 ms forward, 10.3 against 5.8 with backward).
     """
     full = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
-    return full and not torch.compiler.is_compiling() and agents.shape[:-1].numel() * q.shape[-2] <= SMALL
+    return full and not is_traced() and agents.shape[:-1].numel() * q.shape[-2] <= SMALL
 
 
 @in_fp32

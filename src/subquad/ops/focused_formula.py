@@ -54,8 +54,8 @@ def _focused_attention(
 ) -> Tensor:
     k = k if positions is None else k + positions
 
-    def mix(q: Tensor, k: Tensor, *rest: Tensor | None) -> Tensor:
-        return mix_features(focus(q, temperature, power), focus(k, temperature, power), *rest, eps=eps)
+    def mix(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+        return mix_features(focus(q, temperature, power), focus(k, temperature, power), v, padding, eps=eps)
 
     return by_image(mix, q, k, v, padding)
 

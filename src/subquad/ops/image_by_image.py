@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from subquad import spread
+from subquad.tracing import is_traced
 
 LARGE = 2**16
 """Elements of an image's tensor from which on it pays; below, the calls cost more than the memory."""
@@ -21,7 +22,7 @@ def by_image(function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor
     first = tensors[0]
     assert first is not None
     batch = first.shape[0]
-    at_once = first.device.type != "cpu" or torch.compiler.is_compiling() or spread.is_spread()
+    at_once = first.device.type != "cpu" or is_traced() or spread.is_spread()
     if at_once or batch < 2 or first[0].numel() < LARGE:
         return function(*tensors)
     # split, not slices: its gradient is one concatenation

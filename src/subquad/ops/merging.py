@@ -60,7 +60,7 @@ class Merge:
         rows, shape = self._rows(), (len(x) * self.count, x.shape[2])
         sums = wide.new_zeros(shape).index_add_(0, rows, wide.flatten(0, 1))
         sizes = wide.new_zeros(shape[0], 1).index_add_(0, rows, wide.new_ones(len(rows), 1))
-        return (sums / sizes).unflatten(0, (len(x), self.count)).to(x.dtype)
+        return (sums / sizes).unflatten(0, (x.shape[0], self.count)).to(x.dtype)
 
     def unmerge(self, y: Tensor) -> Tensor:
         """Each token gets its group's: (b, count, c) -> (b, n, c)."""

@@ -48,5 +48,5 @@ def _patch_tokens(
     if positions is not None and positions.shape[1] == tokens.shape[1]:
         tokens, positions = tokens + positions, None
     if prefix is not None:
-        tokens = torch.cat([prefix.expand(len(tokens), -1, -1), tokens], dim=1)
+        tokens = torch.cat([prefix.expand(tokens.shape[0], -1, -1), tokens], dim=1)
     return tokens if positions is None else tokens + positions

@@ -12,7 +12,7 @@ from subquad import kernels
 from subquad.errors import SubquadError
 from subquad.kernels import Shapes
 from subquad.ops.precision import in_fp32, of_widest_dtype
-from subquad.tracing import has_forward_derivatives, is_transformed
+from subquad.tracing import has_forward_derivatives, is_exporting, is_traced, is_transformed
 
 SHAPES = Shapes(
     "softmax attention",
@@ -60,11 +60,33 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, forbidden: Te
     if bias is not None:
         bias = bias.to(q.dtype)
         mask = bias if forbidden is None else bias.masked_fill(forbidden, float("-inf"))
-    if not torch.compiler.is_compiling() and (has_forward_derivatives() or (mask is not None and is_transformed())):
+    if not is_traced() and (has_forward_derivatives() or (mask is not None and is_transformed())):
         # PyTorch's fused forms have none of these, nor gradients of a bias, which it does not see within vmap
         with sdpa_kernel(SDPBackend.MATH):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(dtype)
+    return pytorch_softmax(q, k, v, mask).to(dtype)
+
+
+def pytorch_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, hides: bool = True) -> Tensor:
+    """PyTorch's softmax attention, of a mask, True for what is seen or added to scores; `hides` says if it may hide.
+
+    Where torch.onnx writes it, what it is made of: what is known of fused forms is that tokens lie as these leave them,
+    and those of torch.onnx do not.
+    """
+    if not (is_exporting() and torch.onnx.is_in_onnx_export()):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    root, wide = q.shape[-1] ** -0.25, torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) * root) @ (k.to(wide) * root).mT
+    if mask is None:
+        shares = scores.softmax(dim=-1)
+    elif mask.dtype == torch.bool:
+        # what sees nothing gets nothing
+        shares = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1).masked_fill(~mask, 0)
+    else:
+        scores = scores + mask
+        shares = scores.softmax(dim=-1)
+        shares = shares.masked_fill(scores.isneginf(), 0) if hides else shares
+    return (shares @ v.to(wide)).to(q.dtype)
 
 
 @in_fp32

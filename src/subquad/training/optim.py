@@ -57,15 +57,16 @@ def make_scheduler(
             f"with warmup_prefix the schedule begins after {recipe.warmup_updates} warmup_updates, and there are "
             f"{recipe.epochs * updates_per_epoch} in {recipe.epochs} epochs: take fewer of the one or more of the other"
         )
+    # timm counts milestones from where a warm-up that stands before the schedule ends
+    before = warmup if recipe.warmup_prefix else 0
     shape = {"poly": {"decay_rate": recipe.sched_power}}.get(recipe.sched, {})
     scheduler, _ = create_scheduler_v2(
         optimizer,
         # a constant rate is one of no steps: timm 1.0.26 knows no other
         sched="multistep" if recipe.sched == "constant" else recipe.sched,
-        # timm counts them without a warm-up that stands before the schedule
-        num_epochs=recipe.epochs - warmup if recipe.warmup_prefix else recipe.epochs,
+        num_epochs=recipe.epochs - before,
         # timm's steps come an update early: it counts the one that is done, as schedules of epochs need it
-        decay_milestones=[epoch + 0.5 / updates_per_epoch for epoch in recipe.decay_epochs or ()],
+        decay_milestones=[epoch - before + 0.5 / updates_per_epoch for epoch in recipe.decay_epochs or ()],
         cooldown_epochs=recipe.cooldown_epochs,
         min_lr=rates.end,
         warmup_lr=rates.warmup,

@@ -19,6 +19,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.positions import GridTable
 from subquad.rope import Rotation, with_signs
+from subquad.tracing import insist
 
 OF_IMAGE = ("to_{}", "norm_{}")
 OF_TEXT = ("add_{}_proj", "norm_added_{}")
@@ -86,7 +87,9 @@ class DiffusersAttention(ConvertedAttention):
 
     @classmethod
     def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:
-        # texts may go through blocks of their own first
+        # texts may go through blocks of their own first, and Latte's frames see each other in others
+        if "temporal_transformer_blocks." in path:
+            return False
         return not getattr(original, "is_cross_attention", False) and "TokenRefiner" not in type(block).__name__
 
     @classmethod
@@ -135,6 +138,7 @@ class DiffusersAttention(ConvertedAttention):
             heads = [torch.cat(pair, dim=2) for pair in zip(text_heads, heads, strict=True)]
             tokens = torch.cat([text, image], dim=1)
         q, k, v = heads
+        padding = None if padding is None else padding.expand(len(tokens), -1)
         y = self.mix(q, k, v, tokens, grid=self.grid_of_call(image, tokens), rotation=rotation, padding=padding)
         if text is None:
             return self.project_out(self.gated(y, tokens))
@@ -187,8 +191,8 @@ def _derived_from(cls: type[DiffusersAttention]) -> Iterator[type[DiffusersAtten
 
 
 def refuse_given(arguments: Mapping[str, Any]) -> None:
-    """Raise where a layer is called with something that it does not know."""
-    if names := [name for name, value in arguments.items() if value is not None]:
+    """Raise where a layer is called with something that it does not know; a scale diffusers' own layers pass over."""
+    if names := [name for name, value in arguments.items() if value is not None and name != "scale"]:
         raise SubquadError(f"a converted layer of diffusers takes no {' and no '.join(names)}")
 
 
@@ -196,26 +200,30 @@ def absent_tokens(mask: Tensor | None) -> Tensor | None:
     """(b, n), True for tokens that no one sees.
 
     They are said by a mask of keys (b, 1, 1, n), or of pairs (b, 1, n, n) of which both are there: True for what is
-    seen, or what is added to scores.
+    seen, what is added to scores, or 1 for what is there and 0 for the rest, as Chroma's pipeline has it.
 
     Raises:
         SubquadError: it says more of pairs than which tokens are there.
     """
     if mask is None:
         return None
-    seen = mask if mask.dtype == torch.bool else mask == 0
-    # what is traced can't be asked
-    asked = not torch.compiler.is_compiling()
-    weighs = mask.dtype != torch.bool and asked and bool((~seen & (mask > LEAST_ADDED)).any())
-    if mask.dim() == 4 and mask.shape[1] == 1 and not weighs:
-        if mask.shape[2] == 1:
-            return ~seen[:, 0, 0]
-        present = seen.diagonal(dim1=-2, dim2=-1)[:, 0]
-        if not asked or torch.equal(seen[:, 0], present[:, :, None] & present[:, None, :]):
-            return ~present
-    raise SubquadError(
-        f"an attention mask of {tuple(mask.shape)} that says more than which tokens are there can't be converted"
+    more = (
+        f"an attention mask of {tuple(mask.shape)} that says more than which tokens are there can't be converted: give "
+        "one of True and False"
     )
+    if mask.dim() != 4 or mask.shape[1] != 1:
+        raise SubquadError(more)
+    seen = mask
+    if mask.dtype != torch.bool:
+        # nothing that is added to hide a token is above 0
+        of_ones = (mask > 0).any()
+        seen = torch.where(of_ones, mask == 1, mask == 0)
+        insist((seen | torch.where(of_ones, mask == 0, mask <= LEAST_ADDED)).all(), more)
+    if mask.shape[2] == 1:
+        return ~seen[:, 0, 0]
+    present = seen.diagonal(dim1=-2, dim2=-1)[:, 0]
+    insist((seen[:, 0] == (present[:, :, None] & present[:, None, :])).all(), more)
+    return ~present
 
 
 def head_of(original: Any) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
+from subquad.tracing import is_traced
 
 TRANSFORMERS = "diffusers.models.transformers"
 
@@ -51,7 +52,7 @@ class FluxRecorder(PackedRecorder):
     rows_and_columns: ClassVar[slice] = slice(-2, None)
 
     def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:
-        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+        if is_traced() and not torch.compiler.is_dynamo_compiling():
             # numbers can't be read where a network is exported: the grid is that of the call before
             return
         self.read(arguments[0])

@@ -28,6 +28,7 @@ from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.rope import Rotation
+from subquad.tracing import is_exporting
 
 LIKE_FLUX = {
     "flux": "Flux",
@@ -97,13 +98,18 @@ class UnevenRows(DiffusersAttention):
         Rotary positions are complex numbers (b, n, d / 2). They differ where texts of a batch have different lengths:
         then one image after the other is mixed.
         """
-        if torch.compiler.is_compiling():
-            if present is not None:
-                raise SubquadError(
-                    f"texts of {self.network} that differ in length are mixed image for image, which can't be traced: "
-                    "hand over texts of one length, or an image at a time"
-                )
+        if is_exporting() and present is not None:
+            raise SubquadError(
+                f"texts of {self.network} that differ in length are mixed image for image, which can't be exported: "
+                "hand over texts of one length, or an image at a time"
+            )
+        if is_exporting() or (present is None and (turns is None or len(x) == 1)):
             return self.of_one_length(x, turns)
+        return self.mix_apart(x, present, turns)
+
+    @torch.compiler.disable
+    def mix_apart(self, x: Tensor, present: Tensor | None, turns: Tensor | None) -> Tensor:
+        """The same of several images, whose texts may have different lengths: what is compiled can't ask."""
         if present is None and (turns is None or all(torch.equal(one, turns[0]) for one in turns)):
             return self.of_one_length(x, turns)
         y = torch.zeros_like(x)
@@ -205,9 +211,8 @@ class FluxAttention(DiffusersAttention):
         return absent_tokens(attention_mask)
 
     def grid_of_call(self, image: Tensor, tokens: Tensor) -> TokenGrid:
-        # text and image may be one row already
-        grid = self.recorder.grid_of(tokens)
-        return self.behind_text(TokenGrid(*grid.shape), tokens)
+        # text and image may be one row already, and texts of other threads have other lengths
+        return self.behind_text(self.recorder.grid_within(tokens, self), tokens)
 
 
 class Flux2Attention(FluxAttention):

@@ -2,11 +2,29 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.errors import SubquadError
+from subquad.tracing import insist
+
+
+def hidden_by(mask: Tensor | None) -> Tensor | None:
+    """PyTorch's mask, True or minus infinity for what must not be seen, as True for it; its own layers make numbers.
+
+    Raises:
+        SubquadError: it is a bias, of numbers other than 0 and minus infinity.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    hidden = mask == float("-inf")
+    insist(
+        (hidden | (mask == 0)).all(),
+        "a converted layer takes masks of True and False, or of 0 and minus infinity, and no biases of pairs",
+    )
+    return hidden
 
 
 class TorchAttention(ConvertedAttention):
@@ -44,10 +62,14 @@ class TorchAttention(ConvertedAttention):
     ) -> tuple[Tensor, None]:
         if query is not key or key is not value:
             raise SubquadError("a converted layer has self-attention: query, key and value are one tensor")
-        if is_causal or (attn_mask is not None and attn_mask.dtype != query.bool().dtype):
-            raise SubquadError("a converted layer has no causal attention, and no biases of pairs")
+        if is_causal:
+            raise SubquadError("a converted layer has no causal attention")
+        padding, mask = hidden_by(key_padding_mask), hidden_by(attn_mask)
+        if mask is not None and mask.dim() == 3:
+            # of each head, one image after the other
+            mask = mask.unflatten(0, (-1, self.num_heads))
         x = query if self.batch_first else query.transpose(0, 1)
         weight, bias = self.in_proj_weight, self.own_weight("in_proj_bias")
         q, k, v = (self.split(part) for part in F.linear(x, weight, bias).chunk(3, dim=-1))
-        y = self.through("out_proj", self.mix(q, k, v, x, padding=key_padding_mask, mask=attn_mask))
+        y = self.through("out_proj", self.mix(q, k, v, x, padding=padding, mask=mask))
         return y if self.batch_first else y.transpose(0, 1), None

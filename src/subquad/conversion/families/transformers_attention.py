@@ -12,6 +12,7 @@ from subquad.conversion.families.pair_biases import with_bias
 from subquad.errors import SubquadError
 from subquad.inference.rotations import of_two_tables, remembered
 from subquad.rope import Rotation
+from subquad.tracing import insist
 
 
 class TransformersAttention(ConvertedAttention):
@@ -239,8 +240,8 @@ def padding_of(attention_mask: Tensor) -> Tensor:
             'network with set_attn_implementation("sdpa"), or set that now'
         )
     seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-    if seen.shape[1] != 1 or not (torch.compiler.is_compiling() or torch.equal(seen, seen[..., :1, :].expand_as(seen))):
-        raise SubquadError(
-            "a converted layer takes masks of absent tokens, and none that differ among queries or heads"
-        )
+    alike = "a converted layer takes masks of absent tokens, and none that differ among queries or heads"
+    if seen.shape[1] != 1:
+        raise SubquadError(alike)
+    insist((seen == seen[..., :1, :]).all(), alike)
     return ~seen[:, 0, 0]

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from subquad.conversion.families.transformers_attention import TransformersAttention, TransformersSelfAttention
 from subquad.errors import SubquadError
+from subquad.tracing import is_traced
 
 
 class EomtAttention(TransformersAttention):
@@ -33,7 +33,7 @@ class EomtAttention(TransformersAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         # what may be seen has a constant above zero, and is no padding
-        if attention_mask is not None and (torch.compiler.is_compiling() or bool((attention_mask < 0).any())):
+        if attention_mask is not None and (is_traced() or bool((attention_mask < 0).any())):
             raise SubquadError(
                 "this EoMT masks what its queries see, which a converted layer can't honour: set its attn_mask_probs "
                 "to zeros and call it in evaluation, as trained ones are, or keep its last blocks"

@@ -131,7 +131,7 @@ def _is_run_lengths(value: Entry) -> bool:
 
 
 Check = tuple[Callable[[Any], bool], str]
-_ID: Check = (_is_id, "a whole number")
+_ID: Check = (_is_id, "a whole number, without quotes")
 _SIDE: Check = (_is_side, "a number of pixels")
 _NEEDED: dict[str, dict[str, Check]] = {
     "images": {"id": _ID, "file_name": (_is_file_name, "the name of a file in the folder of images")},

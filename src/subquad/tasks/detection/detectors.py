@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -26,6 +25,7 @@ from subquad.tasks.detection import openmmlab_detectors
 from subquad.tasks.detection.cascade import MATCHED, WEIGHTS, AgnosticPredictor, CascadeHeads
 from subquad.tasks.detection.feature_levels import FeatureLevels
 from subquad.tasks.detection.object_transforms import is_too_thin
+from subquad.tracing import is_traced
 
 
 def _retinanet(pyramid: Pyramid, width: int, settings: dict[str, Any]) -> nn.Module:
@@ -107,7 +107,7 @@ ANSWERING = (RPNHead, RetinaNetHead, FastRCNNPredictor, AgnosticPredictor, MaskR
 
 def _refuse_what_is_not_finite(module: nn.Module, args: Any, answer: Any) -> None:
     """Hook of a module that answers: NaN is above no threshold, and would be taken for an image without objects."""
-    if module.training or torch.compiler.is_compiling():
+    if module.training or is_traced():
         return
     if isinstance(answer, Tensor):
         check_finite(answer, "an image")
@@ -194,7 +194,7 @@ class Detector(OnBackbone):
         if targets is None:
             raise SubquadError("a detector in training takes targets, boxes and labels of each image: .eval() asks it")
         most = self.highest_label
-        if most is None or torch.compiler.is_compiling():
+        if most is None or is_traced():
             return
         for labels in (target["labels"] for target in targets):
             low, high = (int(end) for end in labels.aminmax()) if len(labels) else (1, 1)

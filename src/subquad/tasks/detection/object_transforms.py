@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
-from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat, Mask
+from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat, Mask, wrap
 
 from subquad.tasks.detection.object_data import Target
 
@@ -65,6 +65,10 @@ def _cropped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
     top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(full, (height, width), strict=True))
     part = {name: transforms.crop(target[name], top, left, height, width) for name in _placed(target)}
     boxes, is_left = transforms.sanitize_bounding_boxes(part["boxes"], min_size=_JUST_OVER_A_PIXEL)
+    if "masks" in part:
+        # a box may be left where nothing of its object is
+        seen = (part["masks"].as_subclass(Tensor) != 0).flatten(1).any(dim=1)
+        is_left, boxes = is_left & seen, wrap(boxes[seen[is_left]], like=boxes)
     if len(is_left) and not is_left.any():
         return image, target
     target = {name: value[is_left] if isinstance(value, Tensor) else value for name, value in (target | part).items()}

@@ -127,7 +127,8 @@ class TrainingTransform(SceneTransform):
             left = int(torch.randint(image.shape[-1] - width + 1, ()))
             part = transforms.crop(mask, top, left, height, width)
             counts = torch.bincount(part.flatten().long(), minlength=VOID + 1)[:VOID]
-            if counts.max() <= self.most_of_one * counts.sum():
+            # of nothing but void nothing is learned
+            if 0 < counts.max() <= self.most_of_one * counts.sum():
                 break
         return transforms.crop(image, top, left, height, width), part
 

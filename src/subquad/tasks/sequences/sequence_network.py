@@ -20,6 +20,7 @@ from subquad.models.attention_names import Names, parse_blocks
 from subquad.models.layers import Block, Mechanism, SelfAttention
 from subquad.ops.padding import mean_present
 from subquad.ranges import DropRate, Positive, Ratio, checks_arguments
+from subquad.tracing import is_traced
 
 
 class SequenceClassifier(nn.Module):
@@ -106,7 +107,7 @@ class SequenceClassifier(nn.Module):
             raise SubquadError(f"expected {wanted}, got shape {shape}")
         if tokens.dtype not in (torch.int64, torch.int32):
             raise SubquadError(f"tokens are numbers of int64 or int32, got {dtype}: hand over tokens.long()")
-        if torch.compiler.is_compiling() or not tokens.numel():
+        if is_traced() or not tokens.numel():
             return
         least, most = (int(one) for one in tokens.aminmax())
         if least < 0 or most >= self.embed.num_embeddings:
@@ -119,7 +120,7 @@ class SequenceClassifier(nn.Module):
         """Sequences (b, n) to the means of their tokens (b, c)."""
         tokens = self._fill_up(tokens)
         # of no sequences there is none to be computed with those of its length
-        if self.pooling or torch.compiler.is_compiling() or not len(tokens):
+        if self.pooling or is_traced() or not len(tokens):
             return self._mean_token(tokens)
         order, groups = by_length(tokens)
         return torch.cat([self._mean_token(group) for group in groups])[order.argsort()]
@@ -127,7 +128,7 @@ class SequenceClassifier(nn.Module):
     def _mean_token(self, tokens: Tensor) -> Tensor:
         absent, length = tokens == 0, tokens.shape[1]
         # kernels know no padding: they are for sequences that have none, as those of images
-        padding = absent if torch.compiler.is_compiling() or absent.any() else None
+        padding = absent if is_traced() or absent.any() else None
         x = self.drop(self.embed(tokens) + self.pos_embed[:length])
         for block in self.blocks:
             x = block(x, grid=TokenGrid(1, length), padding=padding)
@@ -137,7 +138,7 @@ class SequenceClassifier(nn.Module):
         """Fill up to `max_length` tokens; padding beyond it is cut off, but nothing else."""
         length = tokens.shape[-1]
         if length > self.max_length:
-            if not torch.compiler.is_compiling() and tokens[:, self.max_length :].any():
+            if not is_traced() and tokens[:, self.max_length :].any():
                 longest = int(lengths_of(tokens).max())
                 raise SubquadError(f"a sequence of {longest} tokens, the network is made for {self.max_length}: cut it")
             return tokens[:, : self.max_length]
