@@ -150,3 +150,14 @@ def test_complaints_name_the_numbers():
         small("agent", num_agent=3)
     with pytest.raises(SubquadError, match="max_length must be a whole number of at least 1"):
         create_sequence_model("linear", vocab_size=2, max_length=0, num_classes=2)
+
+
+@torch.no_grad()
+def test_compiled_networks_cut_no_sequence_either():
+    """What stood behind was cut off without a word."""
+    model = small("linear", depth=1)
+    torch._dynamo.reset()
+    compiled, tokens = torch.compile(model, backend="eager"), torch.randint(1, 20, (2, 61))
+    assert torch.allclose(compiled(tokens * (torch.arange(61) < 60)), model(tokens[:, :60]), atol=1e-12)
+    with pytest.raises(RuntimeError, match="longer than the 60 tokens that the network is made for: cut it"):
+        compiled(tokens)

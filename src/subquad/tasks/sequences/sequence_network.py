@@ -20,7 +20,7 @@ from subquad.models.attention_names import Names, parse_blocks
 from subquad.models.layers import Block, Mechanism, SelfAttention
 from subquad.ops.padding import mean_present
 from subquad.ranges import DropRate, Positive, Ratio, checks_arguments
-from subquad.tracing import is_traced
+from subquad.tracing import insist, is_traced
 
 
 class SequenceClassifier(nn.Module):
@@ -138,7 +138,13 @@ class SequenceClassifier(nn.Module):
         """Fill up to `max_length` tokens; padding beyond it is cut off, but nothing else."""
         length = tokens.shape[-1]
         if length > self.max_length:
-            if not is_traced() and tokens[:, self.max_length :].any():
+            is_cut = tokens[:, self.max_length :].any()
+            if is_traced():
+                insist(
+                    ~is_cut,
+                    f"a sequence is longer than the {self.max_length} tokens that the network is made for: cut it",
+                )
+            elif is_cut:
                 longest = int(lengths_of(tokens).max())
                 raise SubquadError(f"a sequence of {longest} tokens, the network is made for {self.max_length}: cut it")
             return tokens[:, : self.max_length]
