@@ -85,6 +85,20 @@ def test_softmax_attention_of_three_axes_is_that_of_four(mask):
         torch.testing.assert_close(functional.scaled_dot_product_attention(q, k, v, mask), plain)
 
 
+def test_what_stands_in_the_place_of_a_function_takes_its_arguments_by_their_names():
+    image, film, q = torch.randn(1, 2, 6, 6), torch.randn(1, 2, 3, 4, 4), torch.randn(1, 2, 5, 4)
+    calls = {
+        "adaptive_avg_pool2d": {"input": image, "output_size": 3},
+        "interpolate": {"input": image, "size": (4, 4), "mode": "bicubic", "antialias": True},
+        "conv3d": {"input": film, "weight": torch.randn(3, 2, 1, 2, 2), "bias": None},
+        "scaled_dot_product_attention": {"query": q, "key": q, "value": q, "attn_mask": None},
+    }
+    plain = {name: getattr(functional, name)(**given) for name, given in calls.items()}
+    with forms_of_any_size():
+        for name, given in calls.items():
+            torch.testing.assert_close(getattr(functional, name)(**given), plain[name], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("mask", ["none", "bool", "numbers"])
 def test_what_torch_onnx_gets_of_softmax_attention_is_softmax_attention(mask, monkeypatch):
     from subquad.ops import softmax_formula

@@ -59,8 +59,9 @@ def masks_as_numbers(model: nn.Module) -> Iterator[None]:
             module._buffers[MASKED] = shares
 
 
-def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
+def _adaptive_means(input: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
     """In the place of PyTorch's function of this signature: a size of None is that of the image."""
+    image = input
     sizes = (output_size, output_size) if isinstance(output_size, int) else output_size
     height, width = (given if new is None else new for new, given in zip(sizes, image.shape[-2:], strict=True))
     return means_by_products(image, (height, width))
@@ -69,31 +70,34 @@ def _adaptive_means(image: Tensor, output_size: int | Sequence[int | None]) -> T
 _CONVOLVE = functional.conv3d
 
 
-def _convolved(film: Tensor, weight: Tensor, bias: Tensor | None = None, *more: Any, **settings: Any) -> Tensor:
+def _convolved(input: Tensor, weight: Tensor, bias: Tensor | None = None, *more: Any, **settings: Any) -> Tensor:
     """In the place of PyTorch's function: torch.onnx makes a bias of a wrong size where there is none."""
-    return _CONVOLVE(film, weight, weight.new_zeros(weight.shape[0]) if bias is None else bias, *more, **settings)
+    return _CONVOLVE(input, weight, weight.new_zeros(weight.shape[0]) if bias is None else bias, *more, **settings)
 
 
 _ATTEND = functional.scaled_dot_product_attention
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *more: Any, **settings: Any) -> Tensor:
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *more: Any, **settings: Any
+) -> Tensor:
     """In the place of PyTorch's function: torch.onnx knows it of four axes, and timm's SAM calls it with three."""
-    if q.dim() != 3:
-        return _ATTEND(q, k, v, attn_mask, *more, **settings)
+    if query.dim() != 3:
+        return _ATTEND(query, key, value, attn_mask, *more, **settings)
     mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask[:, None]
-    return _ATTEND(q[:, None], k[:, None], v[:, None], mask, *more, **settings)[:, 0]
+    return _ATTEND(query[:, None], key[:, None], value[:, None], mask, *more, **settings)[:, 0]
 
 
 _INTERPOLATE = functional.interpolate
 
 
-def _resampled(image: Tensor, size: Any = None, *more: Any, **settings: Any) -> Tensor:
+def _resampled(input: Tensor, size: Any = None, *more: Any, **settings: Any) -> Tensor:
     """In the place of PyTorch's function: resampling that engines compute in other ways, as products.
 
     That is smooth bicubic resampling, where OpenVINO is off by 2e-3 in timm's tables of positions, and factors that are
     not whole, where ONNX Runtime and OpenVINO are off by 6e-3 in transformers' HY 4-VL.
     """
+    image = input
     if more or image.dim() != 4 or settings.get("align_corners"):
         return _INTERPOLATE(image, size, *more, **settings)
     mode, factors = settings.get("mode"), settings.get("scale_factor")
