@@ -1,6 +1,7 @@
 """Small foreign networks with random weights, one or more for each family that can be converted."""
 
 import copy
+import threading
 from functools import partial
 
 import pytest
@@ -176,6 +177,30 @@ def with_other_weights(model, x):
     loaded = copy.deepcopy(model)
     loaded.load_state_dict(other, strict=False)
     return answer(partial(torch.func.functional_call, model, other), x), answer(loaded, x)
+
+
+def answers_at_once(student, calls, answer, embedded=1):
+    """What a student answers to calls of a thread each, none of which goes on before all have embedded their image.
+
+    `embedded` is how often a call goes through the embedding.
+    """
+    all_of_them, heard, answers = threading.Barrier(len(calls)), threading.local(), [None] * len(calls)
+
+    def wait(*called):
+        heard.times = getattr(heard, "times", 0) + 1
+        if heard.times == embedded:
+            all_of_them.wait(60)
+
+    def call(number):
+        answers[number] = answer(student, calls[number])
+
+    student.get_submodule(student.subquad_conversion.embedding).register_forward_hook(wait)
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
 
 
 def difference(one, other):

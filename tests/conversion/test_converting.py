@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-import threading
 import warnings
 from functools import partial
 
@@ -16,6 +15,7 @@ from foreign import (
     TINY,
     Plain,
     answer,
+    answers_at_once,
     difference,
     has_prefix,
     images,
@@ -587,22 +587,7 @@ def test_threads_that_call_one_network_each_have_the_grid_of_their_image(name):
             nn.init.normal_(parameter)
     calls = [images(64, 96), images(96, 64)]
     expected = [answer(student, x) for x in calls]
-    both_embedded, answers = threading.Barrier(2), [None, None]
-    embedding = student.get_submodule(student.subquad_conversion.embedding)
-
-    def wait(*called):
-        both_embedded.wait(60)
-
-    embedding.register_forward_hook(wait)
-
-    def call(number):
-        answers[number] = answer(student, calls[number])
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    answers = answers_at_once(student, calls, answer)
     assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
 
 

@@ -1,12 +1,11 @@
 """Transformers of diffusers with our attention: equal with softmax, any size and text, restored to the bit."""
 
 import copy
-import threading
 from functools import partial
 
 import pytest
 import torch
-from foreign import difference
+from foreign import answers_at_once, difference
 from foreign_diffusion import DIFFUSION, JOINT, UNEVEN, denoised, denoiser, in_front, inputs, sample_of
 from mechanisms import assert_refused, refuses
 from torch import nn
@@ -335,25 +334,8 @@ def test_threads_may_have_texts_of_several_lengths(name):
     student = subquad.convert(denoiser(name), "linear")
     calls = [inputs(name, 12, 8, text=count) for count in (5, 9)]
     expected = [denoised(student, call) for call in calls]
-    embedding, both = student.get_submodule(student.subquad_conversion.embedding), threading.Barrier(2)
-    heard, answers = threading.local(), [None, None]
-
-    def wait(*called):
-        # Flux 2 embeds an image and its text, one after the other
-        heard.calls = getattr(heard, "calls", 0) + 1
-        if heard.calls == (2 if name == "Flux 2" else 1):
-            both.wait(60)
-
-    embedding.register_forward_hook(wait)
-
-    def call(number):
-        answers[number] = denoised(student, calls[number])
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    # Flux 2 embeds an image and its text, one after the other
+    answers = answers_at_once(student, calls, denoised, embedded=2 if name == "Flux 2" else 1)
     assert all(torch.equal(one, other) for one, other in zip(answers, expected, strict=True))
 
 

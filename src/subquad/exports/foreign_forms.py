@@ -61,10 +61,9 @@ def masks_as_numbers(model: nn.Module) -> Iterator[None]:
 
 def _adaptive_means(input: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
     """In the place of PyTorch's function of this signature: a size of None is that of the image."""
-    image = input
     sizes = (output_size, output_size) if isinstance(output_size, int) else output_size
-    height, width = (given if new is None else new for new, given in zip(sizes, image.shape[-2:], strict=True))
-    return means_by_products(image, (height, width))
+    height, width = (given if new is None else new for new, given in zip(sizes, input.shape[-2:], strict=True))
+    return means_by_products(input, (height, width))
 
 
 _CONVOLVE = functional.conv3d
@@ -97,18 +96,17 @@ def _resampled(input: Tensor, size: Any = None, *more: Any, **settings: Any) -> 
     That is smooth bicubic resampling, where OpenVINO is off by 2e-3 in timm's tables of positions, and factors that are
     not whole, where ONNX Runtime and OpenVINO are off by 6e-3 in transformers' HY 4-VL.
     """
-    image = input
-    if more or image.dim() != 4 or settings.get("align_corners"):
-        return _INTERPOLATE(image, size, *more, **settings)
+    if more or input.dim() != 4 or settings.get("align_corners"):
+        return _INTERPOLATE(input, size, *more, **settings)
     mode, factors = settings.get("mode"), settings.get("scale_factor")
     if mode == "bicubic" and settings.get("antialias"):
         if isinstance(size, list | tuple):
-            return resampled(image, tuple(size), "bicubic", antialias=True)
+            return resampled(input, tuple(size), "bicubic", antialias=True)
     elif mode in ("bilinear", "bicubic") and _fractional(factors) and not settings.get("recompute_scale_factor"):
-        sides = zip(image.shape[2:], factors, strict=True)
-        rows, columns = (_along_line(mode, old, factor, image) for old, factor in sides)
-        return rows @ image @ columns.mT
-    return _INTERPOLATE(image, size, **settings)
+        sides = zip(input.shape[2:], factors, strict=True)
+        rows, columns = (_along_line(mode, old, factor, input) for old, factor in sides)
+        return rows @ input @ columns.mT
+    return _INTERPOLATE(input, size, **settings)
 
 
 def _fractional(factors: Any) -> TypeGuard[Sequence[float]]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from subquad.errors import SubquadError, shown
 from subquad.kernels import use_backend
-from subquad.tasks.transformers_network import NetworkOfTransformers, is_asked_to_resample
+from subquad.tasks.transformers_network import NetworkOfTransformers, told_of_any_size
 
 USUAL = "logits"
 """What is written where nothing is said."""
@@ -24,10 +24,10 @@ class NamedAnswer(nn.Module):
 
     def __init__(self, network: nn.Module, name: str) -> None:
         super().__init__()
-        self.network, self.name = network, name
+        self.network, self.name, self.told = network, name, told_of_any_size(network)
 
     def forward(self, images: Tensor) -> Tensor:
-        answer: Tensor = _called(self.network, images)[self.name]
+        answer: Tensor = self.network(images, **self.told)[self.name]
         return answer
 
 
@@ -43,7 +43,8 @@ def with_one_answer(model: nn.Module, tried: Iterable[Tensor], name: str | None)
         SubquadError: it gives no such tensor, or several and no logits.
     """
     if name is not None and isinstance(model, NetworkOfTransformers):
-        return model if name == model.answer else _answering(model, tried, name)
+        # which gives one of them
+        model = model.network
     answered = next((answer for images in tried if (answer := _answered(model, images)) is not None), None)
     if not isinstance(answered, Mapping):
         if name is not None and answered is not None:
@@ -59,33 +60,10 @@ def with_one_answer(model: nn.Module, tried: Iterable[Tensor], name: str | None)
     return NamedAnswer(model, chosen)
 
 
-def _answering(model: NetworkOfTransformers, tried: Iterable[Tensor], name: str) -> nn.Module:
-    """A network of transformers that is called as ours are, with another of its answers."""
-    with_one_answer(_All(model), tried, name)
-    return model.answering(name)
-
-
-class _All(nn.Module):
-    """What a network of transformers answers, all of it."""
-
-    def __init__(self, model: NetworkOfTransformers) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Any:
-        return self.model.answers(images)
-
-
-def _called(network: nn.Module, images: Tensor) -> Any:
-    """What a network answers, which may be told that images have another size than it is made for."""
-    more = {"interpolate_pos_encoding": True} if is_asked_to_resample(network) else {}
-    return network(images, **more)
-
-
 def _answered(model: nn.Module, images: Tensor) -> Any:
     """What a network gives for images; None where it does not take them."""
     try:
         with torch.no_grad(), use_backend("eager"):
-            return _called(model, images)
+            return model(images, **told_of_any_size(model))
     except Exception:
         return None

@@ -105,17 +105,17 @@ def _agent(
         scaled = agents * q.shape[-1] ** -0.5
         values = (scaled @ k.mT + key_bias).softmax(dim=-1) @ v
     else:
-        values = pytorch_softmax(agents, k, v, key_bias, hides=padding is not None)
-    return _distributed(q, agents, values, query_bias.mT, idle is not None).to(dtype)
+        values = pytorch_softmax(agents, k, v, key_bias)
+    return _distributed(q, agents, values, query_bias.mT).to(dtype)
 
 
-def _distributed(q: Tensor, agents: Tensor, values: Tensor, query_bias: Tensor, hides: bool = True) -> Tensor:
+def _distributed(q: Tensor, agents: Tensor, values: Tensor, query_bias: Tensor) -> Tensor:
     """What queries (b, h, n, d), with biases (h, a, n), get of what agents have (b, h, a, d)."""
     if _maps_are_small(q, agents):
         scaled = agents * q.shape[-1] ** -0.5
         # agents in front, so that the softmax over a few of them runs along the tokens
         return (scaled @ q.mT + query_bias).softmax(dim=-2).mT @ values
-    return pytorch_softmax(q, agents, values, query_bias.mT, hides)
+    return pytorch_softmax(q, agents, values, query_bias.mT)
 
 
 @kept_in_fp32

@@ -67,8 +67,8 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, forbidden: Te
     return pytorch_softmax(q, k, v, mask).to(dtype)
 
 
-def pytorch_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, hides: bool = True) -> Tensor:
-    """PyTorch's softmax attention, of a mask, True for what is seen or added to scores; `hides` says if it may hide.
+def pytorch_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """PyTorch's softmax attention, of a mask that is True for what may be seen, or added to scores.
 
     Where torch.onnx writes it, what it is made of: what is known of fused forms is that tokens lie as these leave them,
     and those of torch.onnx do not.
@@ -83,9 +83,7 @@ def pytorch_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, hides:
         # what sees nothing gets nothing
         shares = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1).masked_fill(~mask, 0)
     else:
-        scores = scores + mask
-        shares = scores.softmax(dim=-1)
-        shares = shares.masked_fill(scores.isneginf(), 0) if hides else shares
+        shares = (scores + mask).softmax(dim=-1).masked_fill(mask.isneginf(), 0)
     return (shares @ v.to(wide)).to(q.dtype)
 
 

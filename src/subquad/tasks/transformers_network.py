@@ -3,7 +3,6 @@
 Tasks whose networks answer otherwise have classes of their own.
 """
 
-import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,12 @@ UNCLASSED = {"Model": "last_hidden_state", DEPTH: "predicted_depth"}
 """What those answer with that have no classes, by what their names end with."""
 
 
-def is_asked_to_resample(network: nn.Module) -> bool:
-    """Whether a network is told by an argument that images may have another size than it is made for."""
-    return "interpolate_pos_encoding" in inspect.signature(network.forward).parameters
+RESAMPLE = {"interpolate_pos_encoding": True}
+
+
+def told_of_any_size(network: nn.Module) -> dict[str, bool]:
+    """What networks whose tables are for one size are told, by name, so that they resample them for others."""
+    return RESAMPLE if RESAMPLE.keys() <= inspect.signature(network.forward).parameters.keys() else {}
 
 
 class NetworkOfTransformers(nn.Module):
@@ -39,14 +41,7 @@ class NetworkOfTransformers(nn.Module):
         name = type(network).__name__
         self.answer = next((taken for end, taken in UNCLASSED.items() if name.endswith(end)), "logits")
         self.num_classes = network.config.num_labels if self.answer == "logits" else 0
-        # networks whose tables are for one size resample them where they are asked to
-        self.is_asked_to_resample = is_asked_to_resample(network)
-
-    def answering(self, name: str) -> "NetworkOfTransformers":
-        """The same network, which answers with another of transformers' answers, by its name."""
-        other = copy.copy(self)
-        other.answer = name
-        return other
+        self.is_asked_to_resample = bool(told_of_any_size(network))
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of classes (b, classes), the last tokens (b, n, c) or depths, of images (b, c, height, width)."""
@@ -75,14 +70,10 @@ class NetworkOfTransformers(nn.Module):
         part = self.network.base_model
         return part if not self.num_classes or part is not self.network else None
 
-    def answers(self, x: Tensor) -> Any:
-        """All that transformers' own network answers for images, by name."""
-        more = {"interpolate_pos_encoding": True} if self.is_asked_to_resample else {}
-        return self.network(pixel_values=x, **more)
-
     def _answered(self, x: Tensor) -> Tensor:
-        answered: Tensor = self.answers(x)[self.answer]
-        return answered
+        more = RESAMPLE if self.is_asked_to_resample else {}
+        answers: Tensor = self.network(pixel_values=x, **more)[self.answer]
+        return answers
 
 
 class DenseOfTransformers(NetworkOfTransformers):
