@@ -7,6 +7,7 @@ import timm
 import torch
 from foreign import IN_TRANSFORMERS, TINY, of_transformers, timms, timms_sam
 from foreign_dino import ListedBlock, dinov2, dinov3, named
+from foreign_maps import HANDED_MAPS
 from foreign_packs import PACKS, tower_of_transformers
 from torch import nn
 
@@ -285,6 +286,7 @@ PYRAMIDS = {
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
     **PYRAMIDS,
+    **HANDED_MAPS,
     "transformers Llama 3.2": (mllama, []),
     "transformers Llama 4": (llama4, []),
     "transformers Step 3": (

@@ -1,20 +1,22 @@
-"""Foreign pyramids that convolutions lead through: SegFormer, PVTv2, GLPN and CAFormer."""
+"""Foreign pyramids that convolutions lead through: SegFormer, PVTv2, GLPN, CAFormer; hybrids that are handed maps."""
 
 import pytest
 import timm
 import torch
 from foreign import Answer, answer, difference, images
+from foreign_maps import HANDED_MAPS
 from foreign_more import PYRAMIDS, teacher
 from safetensors.torch import save_file
 from torch import nn
 
 import subquad
 from subquad import SubquadError
-from subquad.conversion import align, converted_layers
+from subquad.conversion import align, converted_layers, relative_errors
 from subquad.runs import open_trained
 from subquad.runs.timm_classifiers import make_timm
 from subquad.runs.untrained_networks import maker_of
 
+BOTH = PYRAMIDS | HANDED_MAPS
 REDUCING = [name for name in PYRAMIDS if "CAFormer" not in name]
 
 
@@ -29,14 +31,15 @@ def sharp(name):
     return model
 
 
-@pytest.mark.parametrize("name", PYRAMIDS)
+@pytest.mark.parametrize("name", BOTH)
 def test_queries_that_choose_find_the_keys_of_the_teacher(name):
     model = sharp(name)
     student, other = subquad.convert(model, "softmax"), subquad.convert(model, "linear")
-    for size in [(64, 64), *PYRAMIDS[name][1]]:
+    for size in [(64, 64), *BOTH[name][1]]:
         expected = answer(model, images(*size))
         assert difference(answer(student, images(*size)), expected) < 2e-6
-        assert difference(answer(other, images(*size)), expected) > 1e-2
+        # of the layers themselves, squared: behind them there may be a lot else
+        assert max(relative_errors(other, model, images(*size)).values()) > 1e-4
 
 
 @pytest.mark.parametrize("name", PYRAMIDS)
@@ -49,7 +52,7 @@ def test_positions_are_made_for_the_map_of_each_stage(name):
         assert grids == [(16, 24), (8, 12), (4, 6), (2, 3), (2, 3)]
 
 
-@pytest.mark.parametrize("name", PYRAMIDS)
+@pytest.mark.parametrize("name", BOTH)
 def test_one_image_without_a_batch_is_called_so(name):
     student = subquad.convert(teacher(name), "linear")
     with pytest.raises(SubquadError, match=r"got \(3, 64, 64\): x\[None\] makes a batch of one image"):

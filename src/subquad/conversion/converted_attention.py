@@ -59,6 +59,7 @@ class ConvertedAttention(nn.Module):
         listener: what tells this family's layers where their tokens stand, and to which module it listens.
         in_pyramid: whether convolutions lead from one stage of this family's networks to the next, each to a smaller
             map, on which the layers behind it stand.
+        is_handed_maps: whether calls bring maps, on which tokens stand; the network is run for where, see `map_under`.
         others_see: what layers that are no targets see, where these can't be converted at all, as "windows".
     """
 
@@ -66,6 +67,7 @@ class ConvertedAttention(nn.Module):
     host: ClassVar[str] = "vit"
     listener: ClassVar[type[GridRecorder]] = GridRecorder
     in_pyramid: ClassVar[bool] = False
+    is_handed_maps: ClassVar[bool] = False
     others_see: ClassVar[str | None] = None
 
     # what torch.jit.script calls first
@@ -147,6 +149,11 @@ class ConvertedAttention(nn.Module):
     def grid_of(cls, original: nn.Module, grid: TokenGrid) -> TokenGrid:
         """Where the tokens of this layer stand in an image whose embedding gives `grid`: there, but in a pyramid."""
         return grid
+
+    @classmethod
+    def map_under(cls, x: Tensor) -> TokenGrid:
+        """Where the tokens of a map stand that such a layer is called with, if it is handed maps."""
+        raise NotImplementedError
 
     @classmethod
     def grid_behind(cls, original: nn.Module, grid: TokenGrid) -> TokenGrid:
@@ -232,7 +239,8 @@ class ConvertedAttention(nn.Module):
         """What the mechanism makes of projected heads (b, h, n, d): (b, n, h·d), before the output projection.
 
         Of k and v there may be fewer heads, each of which is that of several neighbours of q (grouped queries).
-        `x` (b, n, c) are the layer's own tokens; a mechanism that asks for them gets `unnormed` where that is given.
+        `x` (b, n, c) are the layer's own tokens; a mechanism that asks for them gets `unnormed` where that is given,
+        and the values in their place where its heads have another width than the tokens.
         `grid` is that of the image, unless it is given, and that of keys, `kv_grid`, the same. `rotation` turns q and
         k, here or in the mechanism. `padding` (b, n) and `mask` are True for what must not be seen.
 
@@ -256,7 +264,10 @@ class ConvertedAttention(nn.Module):
             fused = self.through("extra_qkv", x).unflatten(-1, (len(EXTRA_PARTS), self.extra_heads, self.width))
             more = fused.permute(2, 0, 3, 1, 4).unbind(0)
             q, k, v = (torch.cat(both, dim=1) for both in zip((q, k, v), more, strict=True))
-        supply: dict[str, Any] = {"q": q, "k": k, "v": v, "x": x if unnormed is None else unnormed}
+        tokens = x if unnormed is None else unnormed
+        if "x" in inputs and tokens.shape[-1] != v.shape[1] * self.width:
+            tokens = v.transpose(1, 2).flatten(2)
+        supply: dict[str, Any] = {"q": q, "k": k, "v": v, "x": tokens}
         supply |= {"padding": padding, "mask": mask, "rotation": rotation}
         if "g" in inputs:
             supply["g"] = self.split(self.through("gate_of_tokens", x))

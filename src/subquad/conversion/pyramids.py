@@ -1,12 +1,15 @@
 """Foreign networks of several stages, a convolution in front of each: on which map the layers of each stage stand."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby, takewhile
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from subquad.conversion.grid_recorder import GridRecorder
+from subquad.errors import SubquadError, reason_without_path
 from subquad.grid import TokenGrid
 
 
@@ -61,6 +64,54 @@ def grids_of_layers(
     if in_front[0] == len(chain) == len(stages):
         in_front = list(range(1, len(chain) + 1))
     return {path: grids[max(number, 1) - 1] for stage, number in zip(stages, in_front, strict=True) for path in stage}
+
+
+def maps_of_calls(
+    network: nn.Module, layers: Mapping[str, Callable[[Tensor], TokenGrid]], image: tuple[int, int, int]
+) -> dict[str, TokenGrid]:
+    """Where the tokens of layers stand that are handed maps: what each says of the first that reaches it.
+
+    The network is run for that, without numbers, whatever makes the maps.
+
+    Args:
+        network: which takes images.
+        layers: what says it, by paths below the network.
+        image: (channels, height, width).
+
+    Raises:
+        SubquadError: the network can't be run so, or a layer is not called.
+    """
+    seen: dict[str, TokenGrid] = {}
+
+    def seen_at(path: str) -> Any:
+        def hook(module: nn.Module, arguments: Any) -> None:
+            seen.setdefault(path, layers[path](arguments[0]))
+
+        return hook
+
+    state = {name: one.detach().to("meta") for part in _states(network) for name, one in part}
+    dtype = next((one.dtype for one in state.values() if one.is_floating_point()), torch.float32)
+    # of a single image norms of batches have nothing to say in training
+    sketched = torch.empty(2, *image, dtype=dtype, device="meta")
+    handles = [network.get_submodule(path).register_forward_pre_hook(seen_at(path)) for path in layers]
+    try:
+        with torch.no_grad():
+            functional_call(network, state, (sketched,))
+    except Exception as error:
+        raise SubquadError(
+            f"a {type(network).__name__} can't be run for images of {image[1]}×{image[2]} px, to see where its stages "
+            f"stand: {reason_without_path(error)[:200]}"
+        ) from None
+    finally:
+        for handle in handles:
+            handle.remove()
+    if missing := [path for path in layers if path not in seen]:
+        raise SubquadError(f"{missing[0]} is not called where a {type(network).__name__} is run for images")
+    return seen
+
+
+def _states(network: nn.Module) -> Iterable[Iterable[tuple[str, Tensor]]]:
+    return network.named_parameters(), network.named_buffers()
 
 
 def stage_of(path: str) -> str:

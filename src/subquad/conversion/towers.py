@@ -1,18 +1,26 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
 from subquad.conversion.grid_recorder import GridRecorder, is_called
-from subquad.conversion.pyramids import follows, grids_of_layers, holder_of, in_common, resizing_behind, stage_of
+from subquad.conversion.pyramids import (
+    follows,
+    grids_of_layers,
+    holder_of,
+    in_common,
+    maps_of_calls,
+    resizing_behind,
+    stage_of,
+)
 from subquad.errors import SubquadError, network_within
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
@@ -156,11 +164,15 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     size = img_size or _size_of(holder, model) or recorder.usual_size
     if size is None:
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
+    ways = _ways_to_maps(root, modules)
     if prefix is None:
-        prefix = _prefix_tokens(holder, modules[path.rpartition(".")[0]])
+        # a class token may come in behind the maps
+        prefix = 0 if ways else _prefix_tokens(holder, modules[path.rpartition(".")[0]])
+    if in_pyramid and prefix:
+        raise SubquadError(f"no tokens stand in front of the maps of a {type(holder).__name__}: leave prefix out")
+    if ways:
+        return _of_maps(path, root, modules, recorder, size, ways)
     if in_pyramid:
-        if prefix:
-            raise SubquadError(f"no tokens stand in front of the maps of a {type(holder).__name__}: leave prefix out")
         return _pyramid(path, root, modules, recorder, size)
     stem = _stem_of(path, root, modules, recorder)
     whole = recorder.whole_size(getattr(holder, "config", None), size)
@@ -228,6 +240,29 @@ def _pyramid(
     return Tower(embedding, grids[0], layers, _host_of(layers), recorder, tuple(chain[1:]))
 
 
+def _ways_to_maps(root: str, modules: dict[str, nn.Module]) -> dict[str, Callable[[Tensor], TokenGrid]]:
+    """What says on which map tokens stand, for each layer below `root` that is handed maps."""
+    families = {path: converted_class(modules[path]) for path in _candidates(root, modules)}
+    return {path: one.map_under for path, one in families.items() if one is not None and one.is_handed_maps}
+
+
+def _of_maps(
+    convolution: str,
+    root: str,
+    modules: dict[str, nn.Module],
+    recorder: type[GridRecorder],
+    size: tuple[int, int],
+    ways: dict[str, Callable[[Tensor], TokenGrid]],
+) -> Tower:
+    """A network whose layers are handed maps: these are their grids, whatever stands in front of them."""
+    within = len(root) + 1 if root else 0
+    first: Any = modules[convolution]
+    seen = maps_of_calls(modules[root], {path[within:]: ways[path] for path in ways}, (first.in_channels, *size))
+    standing = {path: seen[path[within:]] for path in ways}
+    layers = tuple(_layers(root, modules, next(iter(standing.values())), standing))
+    return Tower(root, layers[0].grid, layers, _host_of(layers), recorder)
+
+
 def _in_pyramid(root: str, modules: dict[str, nn.Module]) -> list[str]:
     """Paths of the layers below `root` that stand in stages which convolutions lead to."""
     families = {path: converted_class(modules[path]) for path in _candidates(root, modules)}
@@ -263,7 +298,10 @@ def _embedding(modules: dict[str, nn.Module]) -> tuple[str, type[GridRecorder]]:
             if recorder.hears(module):
                 return path, recorder
     instead = ": subquad.diffusion.apply_agent_attention is for U-Nets" if hasattr(modules[""], "down_blocks") else ""
-    raise SubquadError(f"the network has no patch embedding, a convolution whose stride is its kernel's size{instead}")
+    none = "" if next(_candidates("", modules), None) else "attention layers in numbered blocks, and no "
+    raise SubquadError(
+        f"the network has no {none}patch embedding, a convolution whose stride is its kernel's size{instead}"
+    )
 
 
 def _reckons(module: Any) -> bool:
@@ -407,7 +445,7 @@ def _layers(
     for number, path in enumerate(_candidates(root, modules)):
         module = modules[path]
         family = converted_class(module)
-        own = grid if standing is None else standing[path]
+        own = grid if standing is None else standing.get(path, grid)
         if family is not None:
             grid = family.grid_behind(module, own)
             own = family.grid_of(module, own)

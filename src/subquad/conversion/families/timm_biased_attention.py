@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from subquad.attention import traits_of
-from subquad.conversion.converted_attention import channels_into
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into
 from subquad.conversion.families.pair_biases import with_bias
 from subquad.conversion.families.timm_attention import TimmAttention
+from subquad.grid import TokenGrid
 
 
 class DroppedBiases:
@@ -29,10 +31,13 @@ class DroppedBiases:
         self.window_size = window_size
 
 
-class TimmRelPosAttention(TimmAttention):
-    """Biases of a module of the layer's, or of one that all layers share and a call hands over."""
+class WithPairBiases(ConvertedAttention):
+    """What layers share whose biases are those of a module of theirs, which timm makes for the maps of one size.
 
-    replaces: ClassVar[tuple[str, ...]] = ("timm.models.vision_transformer_relpos.RelPosAttention",)
+    Attributes:
+        of_pairs: names of what goes where no pairs are formed.
+    """
+
     of_pairs: ClassVar[tuple[str, ...]] = ("rel_pos",)
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -57,16 +62,29 @@ class TimmRelPosAttention(TimmAttention):
 
     def own_bias(self) -> Tensor | None:
         """(1, h, n, n), None where the layer has none of its own."""
-        module: Any = self._modules.get("rel_pos")
-        return None if module is None else module.get_bias()
+        # which adds them to what it is called with: who lends parameters, as accelerate does, hears of calls alone
+        return self.through("rel_pos", torch.zeros(())) if self.has("rel_pos") else None
+
+    def mix_biased(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, shared: Tensor | None, grid: TokenGrid | None = None
+    ) -> Tensor:
+        """As `mix`, with the layer's biases and those that all layers share, where pairs are formed."""
+        biases = [one for one in (self.own_bias(), shared) if one is not None]
+        if biases and traits_of(self.inner).quadratic:
+            q, k, v = with_bias(q, k, v, sum(biases[1:], biases[0]))
+        y = self.mix(q, k, v, x, grid=grid)
+        return y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2)
+
+
+class TimmRelPosAttention(WithPairBiases, TimmAttention):
+    """Biases of a module of the layer's, or of one that all layers share and a call hands over."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("timm.models.vision_transformer_relpos.RelPosAttention",)
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:  # type: ignore[override]
         q, k, v = (self.split(part) for part in self.projections(x))
         q, k = self.through("q_norm", q), self.through("k_norm", k)
-        biases = [one for one in (self.own_bias(), shared_rel_pos) if one is not None]
-        if biases and traits_of(self.inner).quadratic:
-            q, k, v = with_bias(q, k, v, sum(biases[1:], biases[0]))
-        y = self.mix(q, k, v, x).unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2)
+        y = self.mix_biased(q, k, v, x, shared_rel_pos)
         return self.through("proj_drop", self.through("proj", y))
 
 
