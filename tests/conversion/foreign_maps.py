@@ -1,4 +1,4 @@
-"""Networks of timm whose attention layers are handed maps, small."""
+"""Networks of timm and torchvision whose attention layers are handed maps, small."""
 
 from functools import partial
 
@@ -68,6 +68,16 @@ def coatnet(**attention):
     return made_for(MaxxVit(cfg, img_size=64, num_classes=5))
 
 
+def torchvisions_swin(version=""):
+    """Windows on maps of 16×16 and 8×8, shifted in every second block."""
+    from torchvision.models import swin_transformer as theirs
+
+    sizes = {"patch_size": [4, 4], "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+    block = getattr(theirs, f"SwinTransformerBlock{version}")
+    merging = getattr(theirs, f"PatchMerging{version}")
+    return theirs.SwinTransformer(**sizes, num_classes=5, block=block, downsample_layer=merging)
+
+
 ANY = [(64, 96), (96, 80)]
 FEWER_KEYS = (
     "uir_r1_a3_k3_s2_e2_c48",
@@ -79,6 +89,8 @@ FEWER_KEYS = (
 
 # name: what makes it, and sizes besides 64×64 that it takes
 HANDED_MAPS = {
+    "torchvision Swin": (torchvisions_swin, [*ANY, (16, 64), (40, 36)]),
+    "torchvision Swin v2": (partial(torchvisions_swin, "V2"), [*ANY, (16, 64), (40, 36)]),
     "timm FastViT": (fastvit, ANY),
     "timm Visformer": (visformer, []),
     "timm VOLO": (volo, []),

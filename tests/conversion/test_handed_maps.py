@@ -41,9 +41,7 @@ def test_positions_are_made_for_the_map_that_reaches_each_layer(name):
         )
     answer(model, images(side))
     for layer in tower.layers:
-        rows, columns = layer.grid.shape
-        assert {rows, columns} <= set(seen[layer.path])
-        assert rows * columns < side * side / 64 + 1
+        assert tuple(layer.grid.shape) in (seen[layer.path][1:], seen[layer.path][:2])
     focused = subquad.convert(teacher(name), "focused", img_size=(side, side))
     grids = {layer.path: layer.grid for layer in tower.layers}
     for path, layer in zip(focused.subquad_conversion.paths.values(), converted_layers(focused).values(), strict=True):

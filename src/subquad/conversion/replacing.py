@@ -86,9 +86,9 @@ def convert(
     Args:
         model: a network of timm (ViT, DeiT, DINOv2, DINOv3, EVA, SigLIP, SAM, PVTv2, CAFormer, FastViT, MobileNetV4,
             CoAtNet), transformers (ViT, DeiT, DINOv2, DINOv3, SigLIP, CLIP, BEiT, DPT, RADIO, SAM, SegFormer and
-            others), torchvision, or one built of `torch.nn.MultiheadAttention`; a Swin of timm or transformers, whose
-            converted blocks see the whole map unless the mechanism is quadratic; a transformer of diffusers (DiT,
-            PixArt, SD3, Flux, Qwen-Image, Wan and others), whose text tokens are prefix tokens; or one of ours.
+            others), torchvision, or one built of `torch.nn.MultiheadAttention`; a Swin of theirs, whose converted
+            blocks see the whole map unless the mechanism is quadratic; a transformer of diffusers (DiT, PixArt, SD3,
+            Flux, Qwen-Image, Wan and others), whose text tokens are prefix tokens; or one of ours.
         attention: a mechanism, with settings if wanted, as "agent:num_agents=16"; one for each replaced block as
             "agent+linear"; or by the block's number.
         blocks: numbers of the blocks to replace, from 0, negative ones from the end. By default all, of SAM those that

@@ -1,6 +1,6 @@
-"""Swin's blocks of other libraries: a quadratic mechanism stays in their windows, any other sees the whole map.
+"""Swin's layers of other libraries: a quadratic mechanism stays in their windows, any other sees the whole map.
 
-Libraries shift and cut windows in the block, so that a class stands for a block, not for an attention layer. As in
+Where libraries shift and cut windows in the block, a class stands for a block, not for an attention layer. As in
 Agent-Swin (arXiv 2312.08874), what is not quadratic has no windows, no shift and no relative bias.
 
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y x rows and columns, r l windows.
@@ -31,19 +31,17 @@ class Parts(nn.ModuleDict):
         return tuple(getattr(self, name, None) for name in names)
 
 
-class WindowedBlock(KnowsFewSteps, ConvertedAttention):
-    """What all of them share.
+class WindowedAttention(ConvertedAttention):
+    """Attention in windows of maps (b, y, x, c), or on all of a map.
 
     Attributes:
-        layer_name: the name of the block's attention layer.
         pads_first: whether maps are filled up to whole windows before they are shifted, or behind that.
     """
 
     host: ClassVar[str] = "swin"
-    layer_name: ClassVar[str] = "attn"
     pads_first: ClassVar[bool] = False
 
-    # what a family says of its blocks, beside `sizes` and `forward`
+    # what a family says of its layers, beside `sizes` and `forward`
 
     def window_of(self, original: Any) -> tuple[int, int]:
         """Height and width of the windows."""
@@ -53,10 +51,6 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
         """Rows and columns that the map is shifted by."""
         return original.shift_size
 
-    def projections(self, attention: Any) -> nn.Module:
-        """What is kept of the attention layer, under its names; its biases where `self.window` is not None."""
-        raise NotImplementedError
-
     def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (b, h, n, d) of tokens (b, n, c)."""
         raise NotImplementedError
@@ -65,12 +59,64 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
         """The relative bias (h, n, n) of a window."""
         raise NotImplementedError
 
-    def move_bias(self, move: Callable[[Any], None]) -> None:
-        """Make the biases for other windows, as `move` does with those of a block of the old kind."""
-        raise NotImplementedError
-
     def project(self, tokens: Tensor) -> Tensor:
         """Mixed tokens (b, n, c) through the layer's output projection."""
+        raise NotImplementedError
+
+    # what they share
+
+    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
+        self.grid = grid
+        windowed = is_quadratic(mechanism)
+        self.window = TokenGrid(*self.window_of(original)) if windowed else None
+        down, right = self.shift_of(original)
+        self.shift = (down, right)
+        if windowed:
+            # the relative bias is that of the layer
+            mechanism = without_bias(mechanism)
+        return super().make_inner(original, mechanism, self.window or grid)
+
+    def attended(self, image: Tensor) -> Tensor:
+        """A map (b, y, x, c) through the attention layer."""
+        grid = TokenGrid(image.shape[1], image.shape[2])
+        windows = self.windows_on(grid)
+        if windows is None:
+            return self._attend(image.flatten(1, 2), grid).view_as(image)
+        mask = windows.mask(image.shape[0], image.device)
+        return windows.scatter(self._attend(windows.gather(image), windows.window, mask))
+
+    def windows_on(self, grid: TokenGrid) -> Windows | None:
+        """The layer's windows on a map, whose fillings take part; None where it has none."""
+        if self.window is None:
+            return None
+        return Windows(grid, self.window, self.shift if any(self.shift) else None, self.pads_first)
+
+    def _attend(self, tokens: Tensor, grid: TokenGrid, mask: Tensor | None = None) -> Tensor:
+        """Tokens (b, n, c) to (b, n, c)."""
+        q, k, v = self.heads_of(tokens)
+        if self.window is not None:
+            q, k, v = with_bias(q, k, v, self.bias(self.window))
+        y = self.mix(q, k, v, tokens, grid=grid, mask=mask)
+        return self.project(y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2))
+
+
+class WindowedBlock(KnowsFewSteps, WindowedAttention):
+    """A whole block, of libraries that shift and cut windows there.
+
+    Attributes:
+        layer_name: the name of the block's attention layer.
+    """
+
+    layer_name: ClassVar[str] = "attn"
+
+    # what a family says of its blocks, beside that
+
+    def projections(self, attention: Any) -> nn.Module:
+        """What is kept of the attention layer, under its names; its biases where `self.window` is not None."""
+        raise NotImplementedError
+
+    def move_bias(self, move: Callable[[Any], None]) -> None:
+        """Make the biases for other windows, as `move` does with those of a block of the old kind."""
         raise NotImplementedError
 
     def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
@@ -86,43 +132,9 @@ class WindowedBlock(KnowsFewSteps, ConvertedAttention):
     def grid_of(cls, original: Any, grid: TokenGrid) -> TokenGrid:
         return TokenGrid(*original.input_resolution)
 
-    def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
-        self.grid = grid
-        windowed = is_quadratic(mechanism)
-        self.window = TokenGrid(*self.window_of(original)) if windowed else None
-        down, right = self.shift_of(original)
-        self.shift = (down, right)
-        if windowed:
-            # the relative bias is that of the block
-            mechanism = without_bias(mechanism)
-        return super().make_inner(original, mechanism, self.window or grid)
-
     def kept(self, original: Any) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         for name, part in super().kept(original):
             yield name, part if name != self.layer_name else self.projections(part)
-
-    def attended(self, image: Tensor) -> Tensor:
-        """A map (b, y, x, c) through the attention layer."""
-        grid = TokenGrid(image.shape[1], image.shape[2])
-        windows = self.windows_on(grid)
-        if windows is None:
-            return self._attend(image.flatten(1, 2), grid).view_as(image)
-        mask = windows.mask(image.shape[0], image.device)
-        return windows.scatter(self._attend(windows.gather(image), windows.window, mask))
-
-    def windows_on(self, grid: TokenGrid) -> Windows | None:
-        """The block's windows on a map, whose fillings take part; None where it has none."""
-        if self.window is None:
-            return None
-        return Windows(grid, self.window, self.shift if any(self.shift) else None, self.pads_first)
-
-    def _attend(self, tokens: Tensor, grid: TokenGrid, mask: Tensor | None = None) -> Tensor:
-        """Tokens (b, n, c) to (b, n, c)."""
-        q, k, v = self.heads_of(tokens)
-        if self.window is not None:
-            q, k, v = with_bias(q, k, v, self.bias(self.window))
-        y = self.mix(q, k, v, tokens, grid=grid, mask=mask)
-        return self.project(y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2))
 
     def replayed_on(self, x: Tensor, grid: TokenGrid) -> Tensor:
         """What `few_steps` gives, as one call of the library where that is kernels alone."""
