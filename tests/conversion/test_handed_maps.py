@@ -1,5 +1,7 @@
 """Hybrids of timm whose attention layers are handed maps: FastViT, Visformer, VOLO, MobileNetV4, CoAtNet."""
 
+from copy import deepcopy
+
 import pytest
 import timm
 import torch
@@ -52,6 +54,17 @@ def test_images_that_a_network_is_not_made_for_are_refused_with_what_it_says():
     for name in ("timm Visformer", "timm VOLO", "timm CoAtNet"):
         with pytest.raises(SubquadError, match=r"can't be run for images of 96×64 px, to see where its stages stand: "):
             subquad.convert(teacher(name), "linear", img_size=(96, 64))
+
+
+def test_layers_that_are_not_called_are_converted_beside_those_that_are():
+    model = teacher("timm FastViT")
+    model.spare = nn.ModuleList([deepcopy(model.stages[3].blocks[0])])
+    student = subquad.convert(model, "focused")
+    assert list(student.subquad_conversion.paths.values())[-1] == "spare.0.token_mixer"
+    assert student.spare[0](torch.randn(2, 64, 3, 5)).shape == (2, 64, 3, 5)
+    model.forward = lambda x: x
+    with pytest.raises(SubquadError, match=r"stages\.2\.blocks\.0\.token_mixer is not called where a FastVit is run"):
+        subquad.convert(model, "focused")
 
 
 def test_windows_of_volo_stay():
@@ -146,14 +159,15 @@ def test_a_delta_file_makes_the_student_again(tmp_path):
     assert torch.equal(answer(again, images(64, 96)), answer(student, images(64, 96)))
 
 
-def test_other_widths_of_heads_and_tokens_have_weights_predicted_of_their_values():
-    model = steady("timm MobileNetV4")
-    student = subquad.convert(model, "inline")
+def test_where_heads_have_another_width_than_tokens_inline_reads_the_values():
+    student = subquad.convert(steady("timm MobileNetV4"), "inline")
+    told = []
     for layer in converted_layers(student).values():
         for parameter in layer.inner.parameters():
             nn.init.normal_(parameter, std=0.1)
-    before = answer(student, images())
-    assert before.isfinite().all()
+        layer.inner.register_forward_pre_hook(lambda module, called, named: told.append(named), with_kwargs=True)
+    assert answer(student, images()).isfinite().all()
+    assert all(torch.equal(named["x"], named["v"].transpose(1, 2).flatten(2)) for named in told)
     student(images()).square().mean().backward()
     assert all(one.grad.any() for layer in converted_layers(student).values() for one in layer.inner.parameters())
 

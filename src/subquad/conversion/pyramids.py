@@ -69,7 +69,7 @@ def grids_of_layers(
 def maps_of_calls(
     network: nn.Module, layers: Mapping[str, Callable[[Tensor], TokenGrid]], image: tuple[int, int, int]
 ) -> dict[str, TokenGrid]:
-    """Where the tokens of layers stand that are handed maps: what each says of the first that reaches it.
+    """Where the tokens of layers stand that are handed maps: what each says of the first that reaches it, if one does.
 
     The network is run for that, without numbers, whatever makes the maps.
 
@@ -79,7 +79,7 @@ def maps_of_calls(
         image: (channels, height, width).
 
     Raises:
-        SubquadError: the network can't be run so, or a layer is not called.
+        SubquadError: the network can't be run so, or calls none of them.
     """
     seen: dict[str, TokenGrid] = {}
 
@@ -105,8 +105,8 @@ def maps_of_calls(
     finally:
         for handle in handles:
             handle.remove()
-    if missing := [path for path in layers if path not in seen]:
-        raise SubquadError(f"{missing[0]} is not called where a {type(network).__name__} is run for images")
+    if not seen:
+        raise SubquadError(f"{next(iter(layers))} is not called where a {type(network).__name__} is run for images")
     return seen
 
 

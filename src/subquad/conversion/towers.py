@@ -258,7 +258,8 @@ def _of_maps(
     within = len(root) + 1 if root else 0
     first: Any = modules[convolution]
     seen = maps_of_calls(modules[root], {path[within:]: ways[path] for path in ways}, (first.in_channels, *size))
-    standing = {path: seen[path[within:]] for path in ways}
+    # what is called in training alone stands where the layer in front of it does: calls say where
+    standing = {path: seen[path[within:]] for path in ways if path[within:] in seen}
     layers = tuple(_layers(root, modules, next(iter(standing.values())), standing))
     return Tower(root, layers[0].grid, layers, _host_of(layers), recorder)
 
