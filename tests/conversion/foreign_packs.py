@@ -201,7 +201,10 @@ def inkling():
 def minimax():
     """Twelve channels of a head's sixteen are turned, as frame, row and column have as many."""
     sizes = {"num_attention_heads": 3, "patch_size": 8, "image_size": 64}
-    return OfImages(tower_of_transformers("minimax_m3_vl", "MiniMaxM3VL", "Model", **IN_TRANSFORMERS | sizes))
+    model = tower_of_transformers("minimax_m3_vl", "MiniMaxM3VL", "Model", **IN_TRANSFORMERS | sizes)
+    if "cu_seqlens" not in inspect.signature(type(model.layers[0].self_attn).forward).parameters:
+        pytest.skip("in transformers 5.20 images of a pack see each other")
+    return OfImages(model)
 
 
 class OfNaFlex(OfImages):

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from foreign import FOREIGN, TINY, answer, difference, images, teacher
+from foreign_more import teacher as teacher_of_more
 from torch import nn
 
 import subquad
@@ -164,3 +165,12 @@ def test_masks_that_are_no_numbers_are_refused_with_what_to_take():
         answer(student, images())
     student.set_attn_implementation("sdpa")
     answer(student, images())
+
+
+def test_a_tower_that_is_not_told_where_images_begin_is_refused(monkeypatch):
+    """As MiniMax M3's in transformers 5.20, where images of a call see each other; ours ended in a TypeError."""
+    model = teacher_of_more("transformers MiniMax M3")
+    kind = type(model.tower.layers[0].self_attn)
+    monkeypatch.setattr(kind, "forward", lambda self, hidden_states, attention_mask=None, **kwargs: hidden_states)
+    with pytest.raises(SubquadError, match=r"self_attn: .* not told where images begin \(cu_seqlens\)"):
+        subquad.convert(model, "linear")

@@ -1,5 +1,6 @@
 """Attention layers of towers that are handed packs, and whose rotary positions turn channels in their own way."""
 
+from inspect import signature
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from subquad.conversion.families.packed_attention import PackedSiglipAttention, PackGrid, PackRecorder, classes_of
 from subquad.conversion.grid_recorder import GridRecorder
+from subquad.errors import SubquadError
 
 OF_INKLING = (("inkling2", "Inkling2VisionRotaryEmbedding", "Inkling2VisionAttention"),)
 OF_MINIMAX = (("minimax_m3_vl", "MiniMaxM3VLVisionRotaryEmbedding", "MiniMaxM3VLVisionAttention"),)
@@ -51,6 +53,14 @@ class MiniMaxAttention(PackedSiglipAttention):
 
     replaces: ClassVar[tuple[str, ...]] = classes_of(OF_MINIMAX)
     listener: ClassVar[type[GridRecorder]] = MiniMaxRecorder
+
+    def check(self, original: Any) -> None:
+        super().check(original)
+        if "cu_seqlens" not in signature(type(original).forward).parameters:
+            raise SubquadError(
+                "its layers are not told where images begin (cu_seqlens) by the transformers that is installed, as in "
+                "5.20, so that images of a call see each other: 5.24 tells them"
+            )
 
     def forward(
         self,
