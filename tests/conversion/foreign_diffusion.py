@@ -3,6 +3,7 @@
 import warnings
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
@@ -94,11 +95,10 @@ def flux2():
 
 
 def flux3():
-    from diffusers.models.transformers.transformer_flux3 import Flux3Transformer2DModel
-
+    theirs = pytest.importorskip("diffusers.models.transformers.transformer_flux3", exc_type=ImportError)
     sizes = ROWS | {"axes_dims_rope": (2, 2, 2, 2), "cond_in_channels": 16, "timestep_channels": 8}
     del sizes["patch_size"]
-    return Flux3Transformer2DModel(**sizes, joint_attention_dim=24)
+    return theirs.Flux3Transformer2DModel(**sizes, joint_attention_dim=24)
 
 
 def krea():
