@@ -228,7 +228,7 @@ class PackedAttention(ConvertedAttention):
         answers = [self._of_one_size(one, heads, x, turned_by) for one in images]
         with outside_of_traces():
             order = torch.cat([one.tokens.flatten() for one in images]).argsort()
-        return self.through(self.answered_as, torch.cat(answers)[order])
+        return self.through(self.answered_as, taken(torch.cat(answers), order))
 
     def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Heads (…, d) behind what the layer does to them before they are turned."""
@@ -240,14 +240,19 @@ class PackedAttention(ConvertedAttention):
 
     def _of_one_size(self, images: Images, heads: Tensor, x: Tensor, turned_by: tuple[Tensor, Tensor] | None) -> Tensor:
         """(b·m, h·d), of heads (n, h + 2k, d) of tokens x (n, c): those of queries, then of keys and of values."""
-        own = heads[images.tokens].transpose(1, 2)
+        own = taken(heads, images.tokens).transpose(1, 2)
         of_keys = (own.shape[1] - self.num_heads) // 2
         q, k, v = self.prepared(*own.split([self.num_heads, of_keys, of_keys], dim=1))
         rotation = None
         if turned_by is not None:
-            cos, sin = (turns[images.tokens[0]] for turns in turned_by)
+            cos, sin = (taken(turns, images.tokens[0]) for turns in turned_by)
             rotation = Rotation(cos, with_signs(sin, interleaved=self.interleaved), interleaved=self.interleaved)
-        return self.mix(q, k, v, x[images.tokens], grid=images.grid, rotation=rotation).flatten(0, 1)
+        return self.mix(q, k, v, taken(x, images.tokens), grid=images.grid, rotation=rotation).flatten(0, 1)
+
+
+def taken(rows: Tensor, numbers: Tensor) -> Tensor:
+    """`rows[numbers]`: in engines a step that any version of them knows."""
+    return rows.index_select(0, numbers.flatten()).unflatten(0, numbers.shape)
 
 
 class PackedApartAttention(PackedAttention):

@@ -20,6 +20,7 @@ from subquad.conversion.families.packed_attention import (
     PackRecorder,
     classes_of,
     not_told,
+    taken,
 )
 from subquad.conversion.families.packed_by_numbers import places_of
 from subquad.conversion.grid_recorder import GridRecorder
@@ -47,6 +48,13 @@ class PaddedGrid(PackGrid):
         """Which of the row stand somewhere."""
         with outside_of_traces():
             return self.there.flatten().nonzero()[:, 0]
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """(b·n,), the how manieth of those each token is; behind all of them for one that stands nowhere."""
+        with outside_of_traces():
+            there = self.there.flatten()
+            return torch.where(there, there.cumsum(0) - 1, there.sum())
 
     @cached_property
     def standing(self) -> list[Images]:
@@ -92,11 +100,10 @@ class PaddedAttention(PackedApartAttention):
             self.check_mask(attention_mask, grid.there)
         x, turned_by = hidden_states.flatten(0, 1), None
         if position_embeddings is not None:
-            cos, sin = (turns.flatten(0, 1)[grid.numbers] for turns in position_embeddings)
+            cos, sin = (taken(turns.flatten(0, 1), grid.numbers) for turns in position_embeddings)
             turned_by = cos, sin
-        answers = self.attend(x[grid.numbers], grid.standing, turned_by)
-        # of the type of what is answered, which under autocast is another than that of the tokens
-        return answers.new_zeros(x.shape).index_copy(0, grid.numbers, answers).view_as(hidden_states), None
+        answers = self.attend(taken(x, grid.numbers), grid.standing, turned_by)
+        return taken(F.pad(answers, (0, 0, 0, 1)), grid.slots).view_as(hidden_states), None
 
     def check_mask(self, attention_mask: Tensor | None, there: Tensor) -> None:
         """Raise a SubquadError where a mask of pairs (b, 1, n, n) is not that of the tokens that are there (b, n)."""

@@ -49,9 +49,9 @@ class MllamaAttention(TransformersAttention):
         mask = None
         if attention_mask is not None and "mask" in self.inner.inputs:
             mask = (attention_mask < 0)[..., order[:, None], order]
-        x = hidden_states[:, order]
+        x = hidden_states.index_select(1, order)
         q, k, v = self._heads(*(self.through(name, x) for name in ("q_proj", "k_proj", "v_proj")))
-        y = self.mix(q, k, v, x, grid=grid, mask=mask)[:, order.argsort()]
+        y = self.mix(q, k, v, x, grid=grid, mask=mask).index_select(1, order.argsort())
         return self.through(self.output_projection, y), None
 
 

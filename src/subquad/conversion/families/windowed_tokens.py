@@ -42,8 +42,8 @@ class WindowedTokensAttention(TransformersAttention):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         order = self.order(self.grid_under(hidden_states), hidden_states.device)
-        y, weights = super().forward(hidden_states[:, order], *args, **kwargs)
-        return y[:, order.argsort()], weights
+        y, weights = super().forward(hidden_states.index_select(1, order), *args, **kwargs)
+        return y.index_select(1, order.argsort()), weights
 
     def window_of(self, grid: TokenGrid) -> tuple[int, int]:
         """Rows and columns of a window."""
