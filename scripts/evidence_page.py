@@ -104,7 +104,7 @@ def table_lines(table: Evidence, done: Done) -> list[str]:
         lines.append(as_row(cells_of_row))
     days = span_of(run["date"] for run in runs)
     devices, versions = ("; ".join(sorted({run[key] for run in runs})) for key in ("device", "torch"))
-    equal = equal_cost_lines(table, found) if table.at_equal_cost else []
+    equal = equal_cost_lines(table, found) + size_lines(table, found) if table.at_equal_cost else []
     equal += parts_lines(table, found)
     equal += findings_lines(table, found) if table.looked_into else []
     return [*lines, *equal, "", f"{days}, torch {versions}, {devices}."]
@@ -142,6 +142,25 @@ def equal_cost_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[s
     for name, points in curves.items():
         values = [at_cost(points, cost) for cost in costs]
         lines.append(f"| {name} | {' | '.join('' if value is None else f'{value:.2f}' for value in values)} |")
+    return lines
+
+
+def size_lines(table: Evidence, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[str]:
+    """What each size of a mechanism has more than others, over the seeds that both have."""
+    sizes = {row.name: row.name.rpartition(" ")[2] for row in table.rows}
+    order, first = list(dict.fromkeys(sizes.values())), table.rows[0].attention
+    titles = [f"{first} at this size", f"{first} {order[-1]}", "its next smaller size", f"its {order[0]}"]
+    lines = ["", "What is gained, over the seeds that both have (95 %), against", ""]
+    lines += [as_row(["", *titles]), "|---" + "|---:" * len(titles) + "|"]
+    for row in table.rows:
+        place = order.index(sizes[row.name])
+        others = [f"{first} {order[place]}", f"{first} {order[-1]}"]
+        others += [f"{row.attention} {order[place - 1]}", f"{row.attention} {order[0]}"] if place else []
+        own, told = found[row.name], []
+        for other in others:
+            apart = [own[seed]["value"] - found[other][seed]["value"] for seed in own if seed in found.get(other, {})]
+            told.append(mean_interval(apart).text if apart and other != row.name else "")
+        lines.append(as_row([row.name, *told, *[""] * (len(titles) - len(told))]))
     return lines
 
 

@@ -110,6 +110,14 @@ def test_two_families_of_one_layer_are_refused(monkeypatch):
     assert list(known_families.REGISTERED) == list(ConvertedBlock.replaces)
 
 
+def test_a_family_that_is_handed_maps_has_to_say_where_tokens_stand():
+    class OfMaps(ConvertedBlock):
+        is_handed_maps = True
+
+    with pytest.raises(SubquadError, match="OfMaps can't be a family: it has no method map_under"):
+        register_family(OfMaps)
+
+
 def test_no_two_of_ours_stand_for_one_layer():
     kinds = dict.fromkeys(own_families().values())
     names = [name for kind in kinds for name in vars(kind)["replaces"]]

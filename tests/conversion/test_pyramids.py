@@ -38,7 +38,9 @@ def test_queries_that_choose_find_the_keys_of_the_teacher(name):
     for size in [(64, 64), *BOTH[name][1]]:
         expected = answer(model, images(*size))
         assert difference(answer(student, images(*size)), expected) < 2e-6
-        # of the layers themselves, squared: behind them there may be a lot else
+        if name in PYRAMIDS:
+            assert difference(answer(other, images(*size)), expected) > 1e-2
+        # of the layers themselves, squared: in hybrids there is a lot else behind them
         assert max(relative_errors(other, model, images(*size)).values()) > 1e-4
 
 

@@ -1,7 +1,7 @@
 """Foreign networks of several stages, a convolution in front of each: on which map the layers of each stage stand."""
 
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 from typing import Any
 
 import torch
@@ -89,7 +89,8 @@ def maps_of_calls(
 
         return hook
 
-    state = {name: one.detach().to("meta") for part in _states(network) for name, one in part}
+    tensors = chain(network.named_parameters(), network.named_buffers())
+    state = {name: one.detach().to("meta") for name, one in tensors}
     dtype = next((one.dtype for one in state.values() if one.is_floating_point()), torch.float32)
     # of a single image norms of batches have nothing to say in training
     sketched = torch.empty(2, *image, dtype=dtype, device="meta")
@@ -108,10 +109,6 @@ def maps_of_calls(
     if not seen:
         raise SubquadError(f"{next(iter(layers))} is not called where a {type(network).__name__} is run for images")
     return seen
-
-
-def _states(network: nn.Module) -> Iterable[Iterable[tuple[str, Tensor]]]:
-    return network.named_parameters(), network.named_buffers()
 
 
 def stage_of(path: str) -> str:

@@ -25,7 +25,7 @@ from subquad.errors import SubquadError, network_within
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
 from subquad.models.layers import SelfAttention
-from subquad.models.stated_inputs import OF_IMAGES, said_size, size_of_weights
+from subquad.models.stated_inputs import OF_IMAGES, image_channels, said_size, size_of_weights
 from subquad.models.variants import HOSTS
 
 PREFIX_TOKENS = (
@@ -171,7 +171,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     if in_pyramid and prefix:
         raise SubquadError(f"no tokens stand in front of the maps of a {type(holder).__name__}: leave prefix out")
     if ways:
-        return _of_maps(path, root, modules, recorder, size, ways)
+        return _of_maps(root, modules, recorder, size, ways)
     if in_pyramid:
         return _pyramid(path, root, modules, recorder, size)
     stem = _stem_of(path, root, modules, recorder)
@@ -247,7 +247,6 @@ def _ways_to_maps(root: str, modules: dict[str, nn.Module]) -> dict[str, Callabl
 
 
 def _of_maps(
-    convolution: str,
     root: str,
     modules: dict[str, nn.Module],
     recorder: type[GridRecorder],
@@ -256,8 +255,8 @@ def _of_maps(
 ) -> Tower:
     """A network whose layers are handed maps: these are their grids, whatever stands in front of them."""
     within = len(root) + 1 if root else 0
-    first: Any = modules[convolution]
-    seen = maps_of_calls(modules[root], {path[within:]: ways[path] for path in ways}, (first.in_channels, *size))
+    image = (image_channels(modules[root]), *size)
+    seen = maps_of_calls(modules[root], {path[within:]: way for path, way in ways.items()}, image)
     # what is called in training alone stands where the layer in front of it does: calls say where
     standing = {path: seen[path[within:]] for path in ways if path[within:] in seen}
     layers = tuple(_layers(root, modules, next(iter(standing.values())), standing))
@@ -267,7 +266,9 @@ def _of_maps(
 def _in_pyramid(root: str, modules: dict[str, nn.Module]) -> list[str]:
     """Paths of the layers below `root` that stand in stages which convolutions lead to."""
     families = {path: converted_class(modules[path]) for path in _candidates(root, modules)}
-    return [path for path, family in families.items() if family is not None and family.in_pyramid]
+    return [
+        path for path, family in families.items() if family is not None and (family.in_pyramid or family.is_handed_maps)
+    ]
 
 
 def _host_of(layers: Iterable[Layer]) -> str:

@@ -11,6 +11,7 @@ them. It is imported when a layer of that module is seen.
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from inspect import getattr_static
 from pathlib import Path
 from pkgutil import iter_modules
 from types import MappingProxyType
@@ -44,7 +45,8 @@ def check_family(name: str, cls: Any) -> None:
             "a family is a class of ConvertedAttention whose `replaces` is a tuple of full names of classes, got "
             f"{shown(cls)}{f' with {shown(cls.replaces)}' if hasattr(cls, 'replaces') else ''}"
         )
-    if missing := [one for one in ("sizes", "forward") if getattr(cls, one) is getattr(ConvertedAttention, one)]:
+    needed = ("sizes", "forward", *(("map_under",) if cls.is_handed_maps else ()))
+    if missing := [one for one in needed if getattr_static(cls, one) is getattr_static(ConvertedAttention, one)]:
         raise SubquadError(f"{cls.__name__} can't be a family: it has no method {', '.join(missing)} (docs/convert.md)")
     if name and (elsewhere := [one for one in cls.replaces if not one.startswith(f"{name}.")]):
         raise SubquadError(

@@ -51,7 +51,6 @@ class MapAttention(ConvertedAttention):
 
     host: ClassVar[str] = "pvt"
     listener: ClassVar[type[GridRecorder]] = MapRecorder
-    in_pyramid: ClassVar[bool] = True
     is_handed_maps: ClassVar[bool] = True
     channels_last: ClassVar[bool] = False
 

@@ -35,7 +35,6 @@ class TorchvisionSwinAttention(WindowedAttention):
 
     replaces: ClassVar[tuple[str, ...]] = ("torchvision.models.swin_transformer.ShiftedWindowAttention",)
     listener: ClassVar[type[GridRecorder]] = TorchvisionRecorder
-    in_pyramid: ClassVar[bool] = True
     is_handed_maps: ClassVar[bool] = True
     pads_first: ClassVar[bool] = True
     buffers_of_windows: ClassVar[tuple[str, ...]] = ("relative_position_index",)
