@@ -38,13 +38,11 @@ Answer norm_projection_with(
     if (out.images * out.heads != 1 || out.count != x.count || (more != 0 && more != c)) return MISFIT;
     const bool has_norm = norm.weight.data && norm.bias.data;
     if (more && !has_norm) return MISFIT;
-    Buffer<P> room;
-    const Matrix<P> weights = weights_of(weight.data, all_rows, c, room);
     constexpr int64_t part = PANEL;
     const int64_t depth = deep<P>(c);
     Buffer<P> panels(padded(all_rows, part) * depth);
     parallel(shape.threads, [&](int me, int all) {
-        turn_panels(weights, all_rows, depth, me, all, panels.data());
+        turn_panels(weight, me, all, panels.data());
         NormedTokens<E> around{c};
         Buffer<P> left;
         even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
@@ -52,7 +50,7 @@ Answer norm_projection_with(
             for (int64_t from = 0; from < all_rows; from += part) {
                 const Biased<E, Act> put{act, out, piece.first, from, all_rows, bias.data};
                 const int64_t columns = padded(std::min(part, all_rows - from));
-                multiply(piece.count, columns, depth, tokens, &panels[from * depth], part, put);
+                multiply(piece.count, columns, depth, tokens, Panel<P>{&panels[from * depth], part}, put);
             }
             if (more)
                 for (int64_t t = 0; t < piece.count; t++)
@@ -75,6 +73,28 @@ KERNEL(
     (Shape shape, AnyTokens x, AnyNorm norm, AnyTokens weight, AnyNumbers bias, AnyTokens out, int32_t activation),
     (shape, x, norm, weight, bias, out, activation))
 
+// Where tokens × some channels of the projection back go: plus biases, times scales, to the tokens that they are added to
+template <class E>
+struct Added {
+    const Tokens<E>&x, &out;
+    const int64_t first, channel, channels;
+    const float *bias, *scale;
+    template <int r, int v>
+    void operator()(const vec (&sums)[r][v], int64_t row, int64_t column) const {
+        UNROLLED for (int j = 0; j < v; j++) {
+            const int64_t c = channel + column + j * W, n = channels - c;
+            if (n <= 0) continue;
+            const auto read = [&](const auto* p) { return n >= W ? load(p + c) : load(p + c, n); };
+            const vec more = bias ? read(bias) : vec{}, factor = scale ? read(scale) : fill(1);
+            UNROLLED for (int i = 0; i < r; i++) {
+                const vec y = read(x.at(0, 0, first + row + i)) + (sums[i][j] + more) * factor;
+                E* to = out.at(0, 0, first + row + i) + c;
+                n >= W ? store(to, y) : store(to, y, n);
+            }
+        }
+    }
+};
+
 // out = x + scale · (W y + b) of tokens x (1, 1, n, c), y (1, 1, n, m) and weights (c, m)
 template <class E>
 Answer projection_residual_of(
@@ -85,30 +105,18 @@ Answer projection_residual_of(
     if (!fits(shape, shape.queries, x, out) || !fits(c, bias, scale) || shape.batch * shape.heads != 1) return MISFIT;
     if (y.images * y.heads != 1 || y.count != x.count) return MISFIT;
     if (weight.count != c || weight.width != m || weight.token != m) return MISFIT;
-    Buffer<P> room;
-    const Matrix<P> weights = weights_of(weight.data, c, m, room);
-    const int64_t alone = for_each_thread(shape.queries, c * m * W, shape.threads), depth = deep<P>(m);
-    Buffer<float> shared(alone < shape.queries ? c * T : 0);
+    const int64_t depth = deep<P>(m);
+    Buffer<P> panels(padded(c, PANEL) * depth);
     parallel(shape.threads, [&](int me, int all) {
-        NormedTokens<E> around{c};
-        Buffer<float> branch(c * T);
-        Buffer<P> left, turned(depth * T);
-        // some channels of what a piece's tokens are projected to
-        const auto project = [&](const Piece& piece, const Share& rows, float* to) {
-            const int64_t columns = padded(piece.count);
-            const Matrix<P> some{weights.data + rows.from * weights.row, weights.row, 1};
-            turn_tokens(lowered(y, piece, m, left), piece.count, depth, columns, turned);
-            multiply(rows.count, columns, depth, some, turned.data(), columns, {to + rows.from * columns, columns});
-        };
-        even_pieces(alone, me, all, [&](const Piece& piece) {
-            project(piece, {c, 0, 1}, branch.data());
-            around.add(branch.data(), x, piece, bias, scale, out);
-        });
-        shared_pieces(alone, shape.queries, [&](const Piece& piece) {
-            project(piece, {c, me, all}, shared.data());
-            barrier();
-            if (me == 0) around.add(shared.data(), x, piece, bias, scale, out);
-            barrier();
+        turn_panels(weight, me, all, panels.data());
+        Buffer<P> left;
+        even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
+            const Matrix<P> tokens = lowered(y, piece, m, left);
+            for (int64_t from = 0; from < c; from += PANEL) {
+                const Added<E> put{x, out, piece.first, from, c, bias.data, scale.data};
+                const Panel<P> right{&panels[from * depth], PANEL};
+                multiply(piece.count, padded(std::min(PANEL, c - from)), depth, tokens, right, put);
+            }
         });
     });
     return DONE;

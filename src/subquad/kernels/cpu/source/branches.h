@@ -4,7 +4,7 @@
 #pragma once
 #include "tokens.h"
 
-// Weights (rows × width) as the left side of a product: where they lie, or in `room`
+// Some rows of weights as the left side of a product: where they lie, or in `room`
 inline Matrix<float> weights_of(const float* weight, int64_t, int64_t width, Buffer<float>&) {
     return {weight, width, 1};
 }
@@ -16,24 +16,77 @@ inline Matrix<pair> weights_of(const bf16* weight, int64_t rows, int64_t width, 
     return lowered(weight, width, rows, width, room);
 }
 
-// Rows as the right side of a product with weights, (depth × columns), with zeros beyond `count`
-template <class P>
-void turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, int64_t columns, Buffer<P>& to) {
-    if (count < columns) std::fill(to.begin(), to.end(), P{});
-    turn(rows.data, rows.row, count, depth, to.data(), columns);
+// All weights (rows × width) as the left side of products: where they lie, or as all threads `prepare` them
+template <class E>
+class Weights {
+    typedef Operand<E> P;
+    typedef std::conditional_t<std::is_same_v<P, pair>, bf16, float> Single;
+    const Tokens<E> given;
+    const bool lie = std::is_same_v<E, P> || (std::is_same_v<P, pair> && given.width % 2 == 0);
+    const int64_t row = deep<P>(lie ? given.width : padded(given.width));
+    Unwritten<P> room;
+
+public:
+    explicit Weights(const Tokens<E>& weights) : given(weights), room(lie ? 0 : given.count * row) {}
+
+    void prepare(int me, int all) {
+        if (lie) return;
+        for (int64_t i = given.count * me / all; i < given.count * (me + 1) / all; i++) {
+            Single* to = reinterpret_cast<Single*>(room.data + i * row);
+            copy(given.data + i * given.width, given.width, to);
+            if (given.width % 2) to[given.width] = Single{};  // the other one of the last pair
+        }
+        barrier();
+    }
+
+    // From this row and operand on
+    Matrix<P> from(int64_t first, int64_t operand = 0) const {
+        const P* data = lie ? reinterpret_cast<const P*>(given.data) : room.data;
+        return {data + first * row + operand, row, 1};
+    }
+};
+
+// How a piece of turned tokens lies that weights are multiplied by, channels × tokens, PANEL of these behind others
+struct TurnedTokens {
+    int64_t channels, columns;
+    int64_t row = std::min(columns, PANEL), reach = columns > PANEL ? channels : 1;
+    template <class P>
+    Panel<P> at(const P* data, int64_t channel = 0) const { return {data + channel * row, row, reach}; }
+    Rows into(float* data, int64_t channel = 0) const { return {data + channel * row, row, reach}; }
+    int64_t place(int64_t channel, int64_t column) const {
+        return channel * row + column / PANEL * PANEL * reach + column % PANEL;
+    }
+};
+
+// Turned tokens in fp32 as the right side of a product, of `channels` channels: where they lie, or in `room`
+inline Panel<float> right_of(const TurnedTokens& lie, const float* rows, int64_t, Buffer<float>&) { return lie.at(rows); }
+inline Panel<pair> right_of(const TurnedTokens& lie, const float* rows, int64_t channels, Buffer<pair>& room) {
+    static_assert(std::is_same_v<Operand<bf16>, float> || PANEL >= T);  // pairs are packed of one panel
+    return packed(rows, lie.row, channels, lie.columns, room);
 }
 
-constexpr int64_t PANEL = V * W;  // rows of weights that are turned side by side, as many as a tile has columns
+// Rows as the right side of a product with weights, with zeros beyond `count`
+template <class P>
+Panel<P> turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, Buffer<P>& to) {
+    const TurnedTokens lie{depth, padded(count)};
+    if (count < lie.columns) std::fill(to.begin(), to.end(), P{});
+    for (int64_t t = 0; t < count; t += PANEL)
+        turn(rows.data + t * rows.row, rows.row, std::min(PANEL, count - t), depth, &to[lie.place(0, t)], lie.row);
+    return lie.at(to.data());
+}
+
 inline int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Weights (rows × depth) turned, PANEL of them behind others, by all threads: where tokens are the left side, as they are
-// to lie when they are projected
-template <class P>
-void turn_panels(const Matrix<P>& weights, int64_t rows, int64_t depth, int me, int all, P* panels) {
-    const int64_t parts = (rows + PANEL - 1) / PANEL;
+// Weights turned, PANEL rows of them behind others, by all threads: where tokens are the left side, as they are to lie when
+// they are projected
+template <class E, class P>
+void turn_panels(const Tokens<E>& weights, int me, int all, P* panels) {
+    const int64_t parts = (weights.count + PANEL - 1) / PANEL, depth = deep<P>(weights.width);
+    Buffer<P> room;
     for (int64_t i = parts * me / all; i < parts * (me + 1) / all; i++) {
-        const int64_t first = i * PANEL, count = std::min(PANEL, rows - first);
-        turn(weights.data + first * weights.row, weights.row, count, depth, panels + first * depth, PANEL);
+        const int64_t first = i * PANEL, count = std::min(PANEL, weights.count - first);
+        const Matrix<P> some = weights_of(weights.data + first * weights.width, count, weights.width, room);
+        turn(some.data, some.row, count, depth, panels + first * depth, PANEL);
     }
     barrier();
 }
@@ -95,9 +148,8 @@ struct NormedTokens {
     Buffer<P> left = Buffer<P>(deep<P>(T * row)), turned = Buffer<P>(deep<P>(width) * T);
 
     // A piece behind its norm, as the right side of a product with weights, (deep(c) × padded(count))
-    const P* of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
-        turn_tokens(left_of(x, piece, norm), piece.count, deep<P>(width), padded(piece.count), turned);
-        return turned.data();
+    Panel<P> of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
+        return turn_tokens(left_of(x, piece, norm), piece.count, deep<P>(width), turned);
     }
 
     // The same as a left side, (count × deep(c))

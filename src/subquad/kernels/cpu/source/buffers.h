@@ -74,3 +74,16 @@ struct FromKeptMemory {
 
 template <class Element>
 using Buffer = std::vector<Element, FromKeptMemory<Element>>;
+
+// The same of numbers that somebody writes before they are read: it holds anything
+template <class Element>
+struct Unwritten {
+    const size_t bytes;
+    Element* const data;
+    explicit Unwritten(size_t count)
+        : bytes(count * sizeof(Element)), data(count ? static_cast<Element*>(kept_memory().take(bytes)) : nullptr) {}
+    Unwritten(const Unwritten&) = delete;
+    ~Unwritten() {
+        if (data) kept_memory().give(data, bytes);
+    }
+};

@@ -11,7 +11,8 @@ template <class To>
 struct Projected {
     const float* bias;
     int feature;
-    int64_t featured, count, columns;
+    int64_t featured, count;
+    TurnedTokens lie;
     To* rows;
     float* totals;
     template <int r, int v>
@@ -25,7 +26,7 @@ struct Projected {
                 if (has_features) value = feature_of(value, feature);
                 if (count - t < W) value = first_of(value, count - t);
                 total += value;
-                store(rows + (row + i) * columns + t, value);
+                store(rows + lie.place(row + i, column) + j * W, value);
             }
             if (totals && has_features) store(totals + (row + i) * W, load(totals + (row + i) * W) + total);
         }
@@ -48,19 +49,19 @@ Answer linear_branch_sums_of(
     if (!fits(shape, shape.keys, x) || !fits(c, norm.weight, norm.bias) || !fits(2 * c, bias)) return MISFIT;
     if (weight.count != 2 * c || weight.width != c || weight.token != c) return MISFIT;
     if (out.count != shape.batch * c * side) return MISFIT;
-    Buffer<P> room;
-    const Matrix<P> weights = weights_of(weight.data, 2 * c, c, room);
+    Weights<E> weights(weight);
     const int64_t totals = c * row;  // behind the states of all heads, W numbers for each feature
     Sums sums(shape.threads, totals + c * W);
     parallel(shape.threads, [&](int me, int all) {
+        weights.prepare(me, all);
         NormedTokens<E> around{c};
         Buffer<Single> rows(2 * c * T);
         Buffer<P> panel(deep<P>(T) * row);
         sums.gather_images(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const int64_t columns = padded(piece.count), depth = deep<P>(columns);
-            const P* tokens = around.of(x, piece, norm);
-            const Projected<Single> put{bias.data, feature, c, piece.count, columns, rows.data(), sum + totals};
-            multiply(2 * c, columns, deep<P>(c), weights, tokens, columns, put);
+            const TurnedTokens lie{2 * c, columns, columns, 1};  // side by side: they are a left side as well
+            const Projected<Single> put{bias.data, feature, c, piece.count, lie, rows.data(), sum + totals};
+            multiply(2 * c, columns, deep<P>(c), weights.from(0), around.of(x, piece, norm), put);
             const Matrix<P> keys{reinterpret_cast<const P*>(rows.data()), depth, 1};
             for (int64_t first = 0; first < c; first += d) {
                 turn(keys.data + (c + first) * depth, depth, d, depth, panel.data(), row);
@@ -122,9 +123,7 @@ Answer linear_branch_answers_of(
     for (const Tokens<E>& one : {weight, proj})
         if (one.count != c || one.width != c || one.token != c) return MISFIT;
     if (sums.count != shape.batch * c * (d + 1) || count < 1) return MISFIT;
-    Buffer<P> query_room, proj_room;
-    const Matrix<P> queries = weights_of(weight.data, c, c, query_room);
-    const Matrix<P> behind = weights_of(proj.data, c, c, proj_room);
+    Weights<E> queries(weight), behind(proj);
     Buffer<TurnedState<P>> states(shape.batch * heads_of);
     // P Sᵀ of all heads once, rather than Sᵀ and P for each query: of fewer than some six times as many as channels it
     // takes longer; pairs must not be of two heads
@@ -137,7 +136,7 @@ Answer linear_branch_answers_of(
         Buffer<float> products(rows * row);
         for (int64_t image = 0; image < shape.batch; image++) {
             for (int64_t h = 0; h < heads_of; h++) {
-                const Matrix<P> own{behind.data + first * behind.row + deep<P>(h * d), behind.row, 1};
+                const Matrix<P> own = behind.from(first, deep<P>(h * d));
                 const Panel<P>& state = states[image * heads_of + h].right;
                 multiply(rows, padded(d), deep<P>(d), own, state.data, state.row, {&products[h * d], row});
             }
@@ -145,6 +144,8 @@ Answer linear_branch_answers_of(
         }
     };
     parallel(shape.threads, [&](int me, int all) {
+        queries.prepare(me, all);
+        behind.prepare(me, all);
         for (int64_t i = me; i < int64_t(states.size()); i += all) states[i].set(sums.data + i * d * (d + 1), d);
         barrier();
         if (early) merge(c * me / all, c * (me + 1) / all - c * me / all);
@@ -154,29 +155,27 @@ Answer linear_branch_answers_of(
         Buffer<P> room;
         const auto answer = [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
-            const Projected<float> put{bias.data, feature, c, columns, columns, features.data(), nullptr};
-            multiply(c, columns, deep<P>(c), queries, around.of(x, piece, norm), columns, put);
+            const TurnedTokens lie{c, columns};
+            const Projected<float> put{bias.data, feature, c, columns, lie, features.data(), nullptr};
+            multiply(c, columns, deep<P>(c), queries.from(0), around.of(x, piece, norm), put);
             for (int64_t h = 0; h < heads_of; h++) {
                 const TurnedState<P>& state = states[piece.b * heads_of + h];
-                float *q = &features[h * d * columns], *y = early ? q : &answers[h * d * columns];
+                const float* q = &features[lie.place(h * d, 0)];
+                float* y = &(early ? features : answers)[lie.place(h * d, 0)];
                 vec factors[T / W];
                 for (int64_t t = 0; t < columns; t += W) {
                     vec z = fill(floor);
-                    for (int64_t i = 0; i < d; i++) z += load(q + i * columns + t) * state.total[i];
+                    for (int64_t i = 0; i < d; i++) z += load(q + lie.place(i, t)) * state.total[i];
                     factors[t / W] = 1.0f / z;
                 }
-                if (!early) {
-                    const Panel<P> panel = packed(q, columns, d, columns, room);
-                    multiply(d, columns, deep<P>(d), state.left, panel.data, panel.row, {y, columns});
-                }
-                for (int64_t i = 0; i < d; i++)
-                    for (int64_t t = 0; t < columns; t += W)
-                        store(y + i * columns + t, load(y + i * columns + t) * factors[t / W]);
+                if (!early) multiply(d, columns, deep<P>(d), state.left, right_of(lie, q, d, room), lie.into(y));
+                for (int64_t t = 0; t < columns; t += W)
+                    for (int64_t i = 0; i < d; i++)
+                        store(y + lie.place(i, t), load(y + lie.place(i, t)) * factors[t / W]);
             }
             float *from = early ? features.data() : answers.data(), *to = early ? answers.data() : features.data();
-            const Panel<P> panel = packed(from, columns, c, columns, room);
             const Matrix<P> own{reinterpret_cast<const P*>(merged.data() + piece.b * c * c), deep<P>(c), 1};
-            multiply(c, columns, deep<P>(c), early ? own : behind, panel.data, panel.row, {to, columns});
+            multiply(c, columns, deep<P>(c), early ? own : behind.from(0), right_of(lie, from, c, room), {to, columns});
             around.add(to, x, piece, proj_bias, scale, out);
         };
         if (shape.batch == 1) even_pieces(shape.queries, me, all, answer);

@@ -9,16 +9,16 @@ struct Activated {
     Act act;
     const float* bias;
     Operand<E>* features;
-    int64_t columns;
+    TurnedTokens lie;
     template <int r, int v>
     void operator()(const vec (&sums)[r][v], int64_t row, int64_t column) const {
         constexpr int step = std::is_same_v<Operand<E>, pair> ? 2 : 1;
         UNROLLED for (int i = 0; i < r; i += step)
             UNROLLED for (int j = 0; j < v; j++) {
-                Operand<E>* to = features + deep<Operand<E>>(row + i) * columns + column + j * W;
+                Operand<E>* to = features + lie.place(deep<Operand<E>>(row + i), column) + j * W;
                 const vec first = act(sums[i][j] + bias[row + i]);
                 if constexpr (step == 1) store(to, first);
-                else store_two(to, columns, first, i + 1 < r ? act(sums[i + 1][j] + bias[row + i + 1]) : vec{});
+                else store_two(to, lie.row, first, i + 1 < r ? act(sums[i + 1][j] + bias[row + i + 1]) : vec{});
             }
     }
 };
@@ -33,43 +33,44 @@ Answer mlp_with(
     if (!fits(shape, shape.queries, x, out) || !fits(d, norm.weight, norm.bias, second_bias, scale)) return MISFIT;
     if (!fits(hidden, first_bias) || first.width != d || second.width != hidden || second.count != d) return MISFIT;
     if (first.token != d || second.token != hidden || shape.batch * shape.heads != 1) return MISFIT;
-    Buffer<P> first_room, second_room;
-    const Matrix<P> inner = weights_of(first.data, hidden, d, first_room);
-    const Matrix<P> outer = weights_of(second.data, d, hidden, second_room);
+    Weights<E> inner(first), outer(second);
     constexpr int64_t part = 192;  // hidden channels at a time: they stay in the L2 cache; even, as pairs have it
     Buffer<float> shared_sums;
     Buffer<P> shared_features;
     const int64_t alone = for_each_thread(shape.queries, d * hidden * W, shape.threads);
     if (alone < shape.queries) shared_sums.resize(d * T), shared_features.resize(deep<P>(hidden) * T);
     parallel(shape.threads, [&](int me, int all) {
+        inner.prepare(me, all);
+        outer.prepare(me, all);
         NormedTokens<E> around{d};
         Buffer<float> sums(d * T);
         Buffer<P> features(deep<P>(part) * T);
         even_pieces(alone, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
-            const P* tokens = around.of(x, piece, norm);
+            const Panel<P> tokens = around.of(x, piece, norm);
+            const TurnedTokens lie{deep<P>(part), columns};
             for (int64_t from = 0; from < hidden; from += part) {
                 const int64_t count = std::min(part, hidden - from);
-                const Matrix<P> weights{inner.data + from * inner.row, inner.row, 1};
-                const Activated<E, Act> activated{act, first_bias.data + from, features.data(), columns};
-                multiply(count, columns, deep<P>(d), weights, tokens, columns, activated);
-                const Matrix<P> more{outer.data + deep<P>(from), outer.row, 1};
-                multiply(d, columns, deep<P>(count), more, features.data(), columns, {sums.data(), columns}, from > 0);
+                const Activated<E, Act> activated{act, first_bias.data + from, features.data(), lie};
+                multiply(count, columns, deep<P>(d), inner.from(from), tokens, activated);
+                const Matrix<P> some = outer.from(0, deep<P>(from));
+                const Panel<P> right = lie.at(features.data());
+                multiply(d, columns, deep<P>(count), some, right, {sums.data(), columns}, from > 0);
             }
             around.add(sums.data(), x, piece, second_bias, scale, out);
         });
         const Share inside{hidden, me, all}, outside{d, me, all};
         shared_pieces(alone, shape.queries, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
-            const P* tokens = around.of(x, piece, norm);
-            const Matrix<P> weights{inner.data + inside.from * inner.row, inner.row, 1};
-            P* const to = shared_features.data() + deep<P>(inside.from) * columns;
-            const Activated<E, Act> activated{act, first_bias.data + inside.from, to, columns};
-            multiply(inside.count, columns, deep<P>(d), weights, tokens, columns, activated);
+            const Panel<P> tokens = around.of(x, piece, norm);
+            const TurnedTokens lie{deep<P>(hidden), columns};
+            P* const to = shared_features.data() + lie.place(deep<P>(inside.from), 0);
+            const Activated<E, Act> activated{act, first_bias.data + inside.from, to, lie};
+            multiply(inside.count, columns, deep<P>(d), inner.from(inside.from), tokens, activated);
             barrier();
-            const Matrix<P> more{outer.data + outside.from * outer.row, outer.row, 1};
             const Rows branch{shared_sums.data() + outside.from * columns, columns};
-            multiply(outside.count, columns, deep<P>(hidden), more, shared_features.data(), columns, branch);
+            const Panel<P> right = lie.at(shared_features.data());
+            multiply(outside.count, columns, deep<P>(hidden), outer.from(outside.from), right, branch);
             barrier();
             if (me == 0) around.add(shared_sums.data(), x, piece, second_bias, scale, out);
             barrier();

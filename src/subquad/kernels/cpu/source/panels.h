@@ -8,14 +8,6 @@ constexpr int64_t deep(int64_t count) {
     return std::is_same_v<P, pair> ? (count + 1) / 2 : count;
 }
 
-// The right side of a product, or, taken from its columns, the left one
-template <class P>
-struct Panel {
-    const P* data;
-    int64_t row;
-    Matrix<P> turned() const { return {data, 1, row}; }
-};
-
 inline halves halves_at(const float* p) { return narrowed(load(p)); }
 inline halves halves_at(const bf16* p) { return *reinterpret_cast<const loose_halves*>(p); }
 inline halves halves_at(const float* p, int64_t n) { return narrowed(load(p, n)); }

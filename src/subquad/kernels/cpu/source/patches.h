@@ -56,13 +56,11 @@ Answer patch_tokens_of(
     const bool of_all = positions.count == before + count;
     if (positions.data && (positions.width != c || positions.token != c || (!of_all && positions.count != count)))
         return MISFIT;
-    Buffer<P> room;
-    const Matrix<P> weights = weights_of(weight.data, c, numbers, room);
     constexpr int64_t part = PANEL;
     const int64_t depth = deep<P>(numbers), row = padded(numbers);
     Buffer<P> panels(padded(c, part) * depth);
     parallel(shape.threads, [&](int me, int all) {
-        turn_panels(weights, c, depth, me, all, panels.data());
+        turn_panels(weight, me, all, panels.data());
         Buffer<Single> patches(T * row);
         const Matrix<P> left{reinterpret_cast<const P*>(patches.data()), deep<P>(row), 1};
         const auto embed = [&](const Piece& piece) {
@@ -73,7 +71,8 @@ Answer patch_tokens_of(
             const E* places = positions.data ? positions.data + (piece.first + (of_all ? before : 0)) * c : nullptr;
             for (int64_t from = 0; from < c; from += part) {
                 const Placed<E> put{out, places, piece.b, before + piece.first, from, c, bias.data};
-                multiply(piece.count, padded(std::min(part, c - from)), depth, left, &panels[from * depth], part, put);
+                const Panel<P> right{&panels[from * depth], part};
+                multiply(piece.count, padded(std::min(part, c - from)), depth, left, right, put);
             }
         };
         if (shape.batch == 1) even_pieces(count, me, all, embed);

@@ -25,6 +25,8 @@ constexpr int W = 4, V = 2, R = 5;
 #else
 #define UNROLLED _Pragma("GCC unroll 64")
 #endif
+// Functions whose arguments are registers, which compilers leave apart where there are many
+#define INLINED inline __attribute__((always_inline))
 constexpr int T = 64;  // tokens that are worked on at a time: with their features and maps they stay in the L1 cache
 
 typedef float vec __attribute__((vector_size(W * 4)));
@@ -166,20 +168,46 @@ inline float largest(vec x) {
     return joined<W>(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// Vectors as the rows of a square become its columns
-inline void turn_square(vec (&rows)[W]) {
-    UNROLLED for (int step = W / 2; step; step /= 2)
+// Numbers of two vectors in turn, `some` of each, from the first or the second half of every four
+template <int some>
+inline vec in_turn(vec first, vec second, int half) {
+    ivec which;
+    UNROLLED for (int j = 0; j < W; j++) {
+        const int place = j % 4, from = some == 1 ? place / 2 : place % 2;
+        const bool is_second = some == 1 ? place % 2 : place / 2;
+        which[j] = (is_second ? W : 0) + j - place + 2 * half + from;
+    }
+    return shuffled(first, second, which);
+}
+
+// Blocks of `step` numbers right of the diagonal of blocks twice as wide change places with those left of it
+template <int step>
+INLINED void exchange(vec (&rows)[W]) {
+    if constexpr (step < W) {
+        ivec upper, lower;  // which numbers of both rows, those of the second counted from W
+        UNROLLED for (int j = 0; j < W; j++) {
+            upper[j] = j & step ? W + j - step : j;
+            lower[j] = j & step ? W + j : j + step;
+        }
         UNROLLED for (int i = 0; i < W; i++) {
             if (i & step) continue;
-            ivec upper, lower;  // which numbers of both rows, those of the second counted from W
-            UNROLLED for (int j = 0; j < W; j++) {
-                upper[j] = j & step ? W + j - step : j;
-                lower[j] = j & step ? W + j : j + step;
-            }
             const vec first = rows[i], second = rows[i + step];
             rows[i] = shuffled(first, second, upper);
             rows[i + step] = shuffled(first, second, lower);
         }
+        exchange<2 * step>(rows);
+    }
+}
+
+// Vectors as the rows of a square become its columns: four by four first, by shuffles that processors have
+INLINED void turn_square(vec (&rows)[W]) {
+    UNROLLED for (int i = 0; i < W; i += 4) {
+        const vec a = in_turn<1>(rows[i], rows[i + 1], 0), b = in_turn<1>(rows[i], rows[i + 1], 1);
+        const vec c = in_turn<1>(rows[i + 2], rows[i + 3], 0), d = in_turn<1>(rows[i + 2], rows[i + 3], 1);
+        rows[i] = in_turn<2>(a, c, 0), rows[i + 1] = in_turn<2>(a, c, 1);
+        rows[i + 2] = in_turn<2>(b, d, 0), rows[i + 3] = in_turn<2>(b, d, 1);
+    }
+    exchange<4>(rows);
 }
 
 // Elements of four bytes, `height` rows of `width` that lie `apart`, to `width` rows of `height`
@@ -233,16 +261,29 @@ template <class E>
 using Operand = float;
 #endif
 
-// A matrix whose rows and columns lie any distance apart, and one whose columns lie side by side.
+// A matrix whose rows and columns lie any distance apart.
 template <class P>
 struct Matrix {
     const P* data;
     int64_t row, column;
 };
 typedef Matrix<float> Strided;
+
+constexpr int64_t PANEL = V * W;  // columns of a tile
+
+// The right side of a product, or, taken from its columns, the left one. Columns lie side by side; or PANEL of them do, and
+// those of the next panel behind all rows of this one, so that a panel begins at its first column times `reach`. That is as
+// a tile reads them: of rows of 64 numbers it needs one line of the cache in four, and these push one another out.
+template <class P>
+struct Panel {
+    const P* data;
+    int64_t row, reach = 1;
+    Matrix<P> turned() const { return {data, 1, row}; }
+};
+// Where results go, likewise
 struct Rows {
     float* data;
-    int64_t row;
+    int64_t row, reach = 1;
 };
 
 // What becomes of the sums of a tile, whose first stands in this row and column: they are stored, or added to what is there
@@ -253,7 +294,7 @@ struct Into {
     void operator()(const vec (&sums)[r][v], int64_t row, int64_t column) const {
         UNROLLED for (int i = 0; i < r; i++)
             UNROLLED for (int j = 0; j < v; j++) {
-                float* to = c.data + (row + i) * c.row + column + j * W;
+                float* to = c.data + (row + i) * c.row + column * c.reach + j * W;
                 // added at the end: a long sum rounds once for all of these
                 store(to, add ? load(to) + sums[i][j] : sums[i][j]);
             }
@@ -265,21 +306,20 @@ template <class P, class Put>
 struct Product {
     const int64_t depth;
     const Matrix<P> a;
-    const P* const b;
-    const int64_t ldb;
+    const Panel<P> b;
     const Put& put;
 
     template <int r, int v>
     void tile(int64_t row, int64_t column) const {
-        const P *left = a.data + row * a.row, *right = b + column;
+        const P *left = a.data + row * a.row, *right = b.data + column * b.reach;
         vec sums[r][v];
         UNROLLED for (int i = 0; i < r; i++)
             UNROLLED for (int j = 0; j < v; j++) sums[i][j] = vec{};
         // of twice as many bytes it costs more than it brings
         if (std::is_same_v<P, pair> && a.column == 1 && column == 0) fetch(left + r * a.row, r);
         for (int64_t k = 0; k < depth; k++) {
-            decltype(load(b)) line[v];
-            UNROLLED for (int j = 0; j < v; j++) line[j] = load(right + k * ldb + j * W);
+            decltype(load(right)) line[v];
+            UNROLLED for (int j = 0; j < v; j++) line[j] = load(right + k * b.row + j * W);
             UNROLLED for (int i = 0; i < r; i++) {
                 const P x = left[i * a.row + k * a.column];
                 UNROLLED for (int j = 0; j < v; j++) accumulate(sums[i][j], x, line[j]);
@@ -303,34 +343,46 @@ struct Product {
     }
 
     template <int v>
-    void columns(int64_t rows, int64_t column) const {
-        int64_t row = 0;
+    void columns(int64_t row, int64_t behind, int64_t column) const {
         // few columns leave registers for twice as many rows, which keep the multipliers busy
         if constexpr (2 * v <= V)
-            for (; row + 2 * R <= rows; row += 2 * R) tile<2 * R, v>(row, column);
-        for (; row + R <= rows; row += R) tile<R, v>(row, column);
-        last_rows<R - 1, v>(rows - row, row, column);
+            for (; row + 2 * R <= behind; row += 2 * R) tile<2 * R, v>(row, column);
+        for (; row + R <= behind; row += R) tile<R, v>(row, column);
+        last_rows<R - 1, v>(behind - row, row, column);
+    }
+
+    // Of the rows before `behind` all columns
+    void all_columns(int64_t row, int64_t behind, int64_t width) const {
+        int64_t j = 0;
+        for (; j + PANEL <= width; j += PANEL) columns<V>(row, behind, j);
+        if constexpr (V == 4) {
+            if (width - j == 3 * W) return columns<3>(row, behind, j);
+            if (width - j == 2 * W) return columns<2>(row, behind, j);
+        }
+        if (j < width) columns<1>(row, behind, j);
     }
 };
 
 // The same in `width` columns, a multiple of W; depth counts operands. In a tile whose rows are pairs, two by two, the
 // first row is even: R is, where there are pairs.
 template <class P, class Put>
-void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, const Put& put) {
-    const Product<P, Put> product{depth, a, b, ldb, put};
-    int64_t j = 0;
-    for (; j + V * W <= width; j += V * W) product.template columns<V>(rows, j);
-    if constexpr (V == 4) {
-        if (width - j == 3 * W) return product.template columns<3>(rows, j);
-        if (width - j == 2 * W) return product.template columns<2>(rows, j);
-    }
-    if (j < width) product.template columns<1>(rows, j);
+void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, Panel<P> b, const Put& put) {
+    if (width <= PANEL) return Product<P, Put>{depth, a, b, put}.all_columns(0, rows, width);
+    // as many rows at a time as stay in the L2 cache while they meet all panels
+    constexpr int64_t kept = 96 << 10;
+    const int64_t some = std::max<int64_t>(1, kept / (2 * R * depth * int64_t(sizeof(P)))) * 2 * R;
+    const Product<P, Put> product{depth, a, b, put};
+    for (int64_t row = 0; row < rows; row += some) product.all_columns(row, std::min(row + some, rows), width);
 }
 
 // c (rows × width) = [c +] a (rows × depth) b (depth × width)
 template <class P>
+void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, Panel<P> b, Rows c, bool add = false) {
+    multiply(rows, width, depth, a, b, Into{c, add});
+}
+template <class P>
 void multiply(int64_t rows, int64_t width, int64_t depth, Matrix<P> a, const P* b, int64_t ldb, Rows c, bool add = false) {
-    multiply(rows, width, depth, a, b, ldb, Into{c, add});
+    multiply(rows, width, depth, a, Panel<P>{b, ldb}, Into{c, add});
 }
 
 // Whole numbers, of |x| < 2^22, and numbers times 2^whole, from -126 to 127: by an instruction where there is one
