@@ -93,8 +93,12 @@ def test_what_learns_or_is_exported_or_under_autocast_is_pytorchs(monkeypatch):
     assert_close(jacobian, layer.weight[:, None].expand(96, FEWEST, 24))
 
 
+@pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
+@pytest.mark.parametrize(("kind", "is_one_call"), [("dinov3", True), ("swin", False)])
 @torch.inference_mode()
-def test_blocks_with_rotary_positions_have_few_steps_in_fp32_only_where_products_lag(lagging, monkeypatch):
+def test_halves_that_are_no_part_of_one_call_have_few_steps_in_fp32_only_where_products_lag(
+    kind, is_one_call, lagging, monkeypatch
+):
     called = []
 
     def counted(*given, **settings):
@@ -102,10 +106,12 @@ def test_blocks_with_rotary_positions_have_few_steps_in_fp32_only_where_products
         return norm_projection(*given, **settings)
 
     monkeypatch.setattr("subquad.inference.halves.norm_projection", counted)
-    model = subquad.optimize(small("dinov3", "softmax").eval())
+    # windows of a part of the map, of all stages' here, are cut between the steps
+    sizes = {"window_size": 2} if kind == "swin" else {}
+    model = subquad.optimize(small(kind, "softmax", **sizes).eval())
     for _ in range(2):
-        model(torch.randn(1, 3, 64, 64))
-    assert bool(called) == lagging
+        model(torch.randn(1, 3, 128, 128))
+    assert bool(called) == (lagging or is_one_call)
 
 
 def test_layers_that_say_all_by_their_weights_are_told_apart():

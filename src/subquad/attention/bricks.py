@@ -7,6 +7,7 @@ import math
 from typing import Any, TypeGuard, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as every
 
@@ -125,12 +126,26 @@ def finish_rows(
     return finish(local, y, y if v is None else v, gate, grid=rows, kv_grid=kv_grid)
 
 
+class ConvLayer(nn.Conv2d):
+    """What a class of convolutions is derived from that computes what PyTorch's does, in another way."""
+
+    @staticmethod
+    def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, **settings: Any) -> Tensor:
+        """What `F.conv2d` gives of maps x (b, c, y, x), of a layer's weight and bias or some rows of them."""
+        return F.conv2d(x, weight, bias, **settings)
+
+
+def is_conv(module: nn.Module) -> bool:
+    """Whether weight, bias and its settings say all that a convolution of maps does."""
+    return type(module) is nn.Conv2d or isinstance(module, ConvLayer)
+
+
 def is_plain(module: nn.Module | None, kind: type[Kind]) -> TypeGuard[Kind]:
     """Whether a part of a mechanism is what its parameters say: a `kind` that nobody exchanged, or listens to by hooks.
 
     Only then may a kernel compute it along with what is in front of it, or anything read its parameters.
     """
-    if type(module) is not kind:
+    if module is None or (type(module) is not kind and not (kind is nn.Conv2d and is_conv(module))):
         return False
     return not is_heard(module)
 

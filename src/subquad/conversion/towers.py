@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_conv
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
 from subquad.conversion.grid_recorder import GridRecorder, is_called
@@ -331,7 +332,7 @@ def _stem_of(path: str, root: str, modules: dict[str, nn.Module], recorder: type
         if follows(modules[one], modules[stem[-1]]):
             stem.append(one)
     chained = all(follows(modules[one], modules[earlier]) for earlier, one in pairwise(stem))
-    if chained and all(type(modules[one]) is nn.Conv2d for one in stem[:-1]) and recorder.hears(modules[stem[-1]]):
+    if chained and all(is_conv(modules[one]) for one in stem[:-1]) and recorder.hears(modules[stem[-1]]):
         return stem
     others = ", ".join(one for one in stem if one != path)
     raise SubquadError(

@@ -12,7 +12,7 @@ from timm.layers import DropPath, LayerNorm
 from timm.layers.activations import GELU, GELUTanh, QuickGELU
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_heard
+from subquad.attention.bricks import is_conv, is_heard
 from subquad.grid import TokenGrid
 from subquad.kernels import may_be_replayed, multipliers, replayed
 from subquad.models.layers import is_linear
@@ -183,7 +183,8 @@ def is_depthwise(conv: Any) -> bool:
     own = conv.groups == conv.out_channels == channels and sides[0] == sides[1] and sides[0] % 2 == 1
     plain = conv.stride == conv.dilation == (1, 1) and conv.padding_mode == "zeros"
     whole = conv.padding == (sides[0] // 2,) * 2
-    return type(conv) in (nn.Conv2d, PositionConv) and own and plain and whole and not does_more(conv)
+    known = is_conv(conv) or type(conv) is PositionConv
+    return known and own and plain and whole and not does_more(conv)
 
 
 def are_mlp(first: nn.Module, second: nn.Module) -> bool:

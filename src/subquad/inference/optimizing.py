@@ -7,9 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from subquad import instructions
 from subquad.besides import Network
 from subquad.errors import SubquadError, network_within, shown
-from subquad.inference import mlla_blocks, older_blocks, own_blocks, pyramid_blocks, timm_blocks, transformers_blocks
+from subquad.inference import (
+    mlla_blocks,
+    older_blocks,
+    own_blocks,
+    pyramid_blocks,
+    timm_blocks,
+    transformers_blocks,
+    widened,
+)
 from subquad.inference.foreign_halves import KnowsFewSteps
 from subquad.inference.quick_linear import QuickLinear
 from subquad.kernels import multipliers
@@ -46,6 +55,8 @@ def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
 
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
+    Without AVX-512 PyTorch multiplies bf16 in plain loops: linear layers and convolutions of any network compute in
+    fp32 there, and round what comes of it (`inference/widened.py`).
 
     Raises:
         SubquadError: the dtype is none of networks, or `model` is no network.
@@ -72,11 +83,18 @@ def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
             own_blocks.fuse_position(module)
     for blocks in FOREIGN_BLOCKS:
         blocks.fuse_all(model)
-    if multipliers.products_lag():
-        for module in model.modules():
-            if type(module) is nn.Linear:
-                module.__class__ = QuickLinear
+    for module in model.modules():
+        if type(module) in (nn.Linear, nn.Conv2d) and (multiplies := _multiplier_of(module)):
+            module.__class__ = multiplies
     return model
+
+
+def _multiplier_of(layer: Any) -> Any:
+    """The class that multiplies better than PyTorch's where this runs, in a layer's dtype; None where none does."""
+    if layer.weight.dtype == torch.bfloat16 and instructions.loops_over_bf16():
+        return widened.CLASSES[type(layer)]
+    lags = layer.weight.dtype == torch.float32 and multipliers.products_lag()
+    return QuickLinear if lags and type(layer) is nn.Linear else None
 
 
 def check_computes(dtype: Any) -> None:

@@ -8,6 +8,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from subquad import spread
+from subquad.attention.bricks import is_conv
 from subquad.grid import TokenGrid
 from subquad.inference.halves import (
     activation_of,
@@ -80,7 +81,7 @@ def first_tokens(stage: Stage, x: Tensor) -> tuple[Tensor, TokenGrid] | None:
 def can_fuse_embed(stage: Stage) -> bool:
     """Whether what is in front of the blocks is a projection of patches, with nothing that listens to it."""
     embed, table = stage.embed, stage.pos_embed
-    if type(embed) is not PatchEmbed or embed.margin or type(embed.proj) is not nn.Conv2d:
+    if type(embed) is not PatchEmbed or embed.margin or not is_conv(embed.proj):
         return False
     proj, side = embed.proj, (embed.patch_size,) * 2
     whole = proj.kernel_size == proj.stride == side and proj.padding == (0, 0) and proj.dilation == (1, 1)

@@ -18,7 +18,7 @@ from timm.models.eva import Eva, EvaBlock
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_heard
+from subquad.attention.bricks import is_conv, is_heard
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.inference.timm_blocks import FUSED
@@ -128,7 +128,7 @@ class TimmHost:
     def _projected(self, x: Tensor) -> Tensor:
         """The patches (1, n, c) of rows of an image (1, channels, y, x)."""
         proj = self.model.patch_embed.proj
-        if type(proj) is not nn.Conv2d or is_heard(proj):
+        if not is_conv(proj) or is_heard(proj):
             # what others make of it is not in its weight, or wants to see it called
             return rearrange(proj(x), "b c y x -> b (y x) c")
         patches = rearrange(x, "b c (y i) (x j) -> b (y x) (c i j)", i=self.patch_size[0], j=self.patch_size[1])

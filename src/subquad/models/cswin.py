@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from subquad import spread
-from subquad.attention.bricks import is_heard
+from subquad.attention.bricks import ConvLayer, is_conv, is_heard
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of, least_for
@@ -202,9 +202,10 @@ class CrossShapedAttention(nn.Module):
     def positions_of(self, b: int, values: Tensor) -> Tensor:
         """LePE of a branch's values, maps (b, c, y, x) of its own channels."""
         own, count = values.shape[1], len(self.branches)
-        if spread.is_spread() or (type(self.lepe) is nn.Conv2d and not is_heard(self.lepe)):
+        if spread.is_spread() or (is_conv(self.lepe) and not is_heard(self.lepe)):
             bias = None if self.lepe.bias is None else self.lepe.bias.chunk(count)[b]
-            return F.conv2d(values, self.lepe.weight.chunk(count)[b], bias, padding=1, groups=own)
+            convolved = self.lepe.convolved if isinstance(self.lepe, ConvLayer) else F.conv2d
+            return convolved(values, self.lepe.weight.chunk(count)[b], bias, padding=1, groups=own)
         # somebody listens, or it computes more than its weight says: it is called, and others' channels are nothing
         return self.lepe(F.pad(values, (0, 0, 0, 0, b * own, (count - 1 - b) * own)))[:, b * own : (b + 1) * own]
 

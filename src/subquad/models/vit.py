@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_heard
+from subquad.attention.bricks import is_conv, is_heard
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
@@ -205,7 +205,7 @@ class PatchEmbed(nn.Module):
         right = up_to_multiple(width + 2 * self.margin, self.patch_size) - width - self.margin
         filling = self.margin, right, max(-top, 0), max(bottom - height, 0)
         x = F.pad(x, filling) if any(filling) else x
-        if type(self.proj) is not nn.Conv2d or is_heard(self.proj):
+        if not is_conv(self.proj) or is_heard(self.proj):
             # what others make of it is not in its weight, or wants to see it called
             embedded: Tensor = self.proj(x)
             return embedded

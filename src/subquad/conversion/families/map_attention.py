@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_conv
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic, refuse_own_scale
 from subquad.conversion.families.timm_biased_attention import WithPairBiases
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
@@ -235,7 +236,7 @@ def go_everywhere(convolution: Any) -> None:
     """Let a convolution of odd size answer at every place of a map, where it skipped some."""
     convolution.stride = (1, 1)
     # timm's own, whose padding is reckoned in each call, says 0
-    if type(convolution) is nn.Conv2d:
+    if is_conv(convolution):
         sizes = zip(convolution.dilation, convolution.kernel_size, strict=True)
         convolution.padding = tuple(dilation * (size - 1) // 2 for dilation, size in sizes)
 
