@@ -1,4 +1,4 @@
-"""Layers of bf16 of optimized networks in fp32, where PyTorch would multiply bf16 in plain loops."""
+"""Layers of bf16 and fp16 of optimized networks in fp32, where PyTorch would multiply these in plain loops."""
 
 import copy
 import pickle
@@ -20,7 +20,8 @@ LAYERS = {nn.Linear: WidenedLinear, nn.Conv2d: WidenedConv2d}
 
 @pytest.fixture(params=[True, False], ids=["in loops", "not in loops"])
 def loops(request, monkeypatch):
-    monkeypatch.setattr(instructions, "loops_over_bf16", lambda: request.param)
+    for name in ("loops_over_bf16", "loops_over_fp16"):
+        monkeypatch.setattr(instructions, name, lambda: request.param)
     return request.param
 
 
@@ -28,23 +29,25 @@ def loops(request, monkeypatch):
 @pytest.mark.parametrize(
     "kind", [kind if kind in ("vit", "cswin") else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL]
 )
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_a_network_of_bf16_is_as_exact_whatever_multiplies(kind, attention, loops):
+def test_a_network_is_as_exact_whatever_multiplies(kind, attention, half, loops):
     model, image = small(kind, attention).eval(), torch.randn(2, 3, 96, 64)
     for parameter in model.parameters():
         parameter += 0.1 * torch.randn_like(parameter)
     exact, names = copy.deepcopy(model).double().forward_features(image.double()), list(model.state_dict())
-    plain = copy.deepcopy(model).bfloat16().forward_features(image.bfloat16()).double()
+    plain = copy.deepcopy(model).to(half).forward_features(image.to(half)).double()
+    most = 2 if attention == "soft" else 1.25  # of SOFT's inverses two ways to round differ by as much
     layers = {name: type(module) for name, module in model.named_modules() if type(module) in LAYERS}
-    optimized = subquad.optimize(copy.deepcopy(model), torch.bfloat16)
+    optimized = subquad.optimize(copy.deepcopy(model), half)
     assert {name: type(optimized.get_submodule(name)) for name in layers} == (
         {name: LAYERS[kind] for name, kind in layers.items()} if loops else layers
     )
     assert list(optimized.state_dict()) == names
     for ready in (optimized, optimized, pickle.loads(pickle.dumps(optimized)), copy.deepcopy(optimized)):
-        answers = ready.forward_features(image.bfloat16())
-        assert answers.dtype == torch.bfloat16
-        assert (answers.double() - exact).norm() <= 1.25 * (plain - exact).norm()
+        answers = ready.forward_features(image.to(half))
+        assert answers.dtype == half
+        assert (answers.double() - exact).norm() <= most * (plain - exact).norm()
     exact = optimized.double().forward_features(image.double())
     in_fp32 = optimized.float().forward_features(image).double()
     assert_close(in_fp32, exact, rtol=1e-4, atol=1e-4 * exact.abs().max().item())
@@ -61,7 +64,8 @@ def own_network() -> nn.Sequential:
     ).eval()
 
 
-def test_layers_of_any_network_multiply_in_fp32(loops, monkeypatch):
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_layers_of_any_network_multiply_in_fp32(half, loops, monkeypatch):
     wide = []
 
     def heard(function):
@@ -71,18 +75,18 @@ def test_layers_of_any_network_multiply_in_fp32(loops, monkeypatch):
 
         return called
 
-    model, image = subquad.optimize(own_network(), torch.bfloat16), torch.randn(2, 3, 32, 32)
-    exact = copy.deepcopy(model).double()(image.bfloat16().double())
+    model, image = subquad.optimize(own_network(), half), torch.randn(2, 3, 32, 32)
+    exact = copy.deepcopy(model).double()(image.to(half).double())
     for name in ("linear", "conv2d"):
         monkeypatch.setattr(nn.functional, name, heard(getattr(nn.functional, name)))
-    answers = model(image.bfloat16())
-    assert wide == 4 * [torch.float32 if loops else torch.bfloat16]
+    answers = model(image.to(half))
+    assert wide == 4 * [torch.float32 if loops else half]
     assert_close(answers.double(), exact, rtol=3e-2, atol=3e-2)
     # a few rows cost less as they are, and what is fp32 already is not touched
     wide.clear()
-    model[4](torch.randn(FEWEST - 1, 64).bfloat16())
+    model[4](torch.randn(FEWEST - 1, 64).to(half))
     model.float()(image)
-    assert wide == [torch.bfloat16, *4 * [torch.float32]]
+    assert wide == [half, *4 * [torch.float32]]
 
 
 def test_what_learns_is_exported_or_traced_is_pytorchs(monkeypatch):

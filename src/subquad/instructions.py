@@ -17,9 +17,25 @@ def loops_over_bf16() -> bool:
     On x86-64 oneDNN needs AVX-512 for it (docs/performance.md has what that costs). What other processors take was not
     seen.
     """
+    return _has_nothing("_is_mkldnn_bf16_supported")
+
+
+def loops_over_fp16() -> bool:
+    """The same of fp16, for which oneDNN needs AVX512-FP16 on x86-64."""
+    return _has_nothing("_is_mkldnn_fp16_supported")
+
+
+def loops_over(dtype: torch.dtype) -> bool:
+    """Whether PyTorch multiplies matrices and convolves maps of a dtype in plain loops here."""
+    if dtype == torch.bfloat16:
+        return loops_over_bf16()
+    return dtype == torch.float16 and loops_over_fp16()
+
+
+def _has_nothing(asked: str) -> bool:
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
-    has = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    has = getattr(torch.ops.mkldnn, asked, None)
     return has is not None and not has()
 
 

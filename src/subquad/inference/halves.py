@@ -19,6 +19,7 @@ from subquad.models.layers import is_linear
 from subquad.models.map_layers import PositionConv
 from subquad.ops import mlp_branch
 from subquad.ops.branch_at_once import map_filter, norm_projection, projection_residual
+from subquad.ops.mlp_formula import ACTIVATIONS
 
 DROPS = nn.Identity, nn.Dropout, DropPath
 """What gives what it gets, in evaluation."""
@@ -95,6 +96,9 @@ def second_half(
         scale: the factors s (c), if there are some.
         activation: which of those of `subquad.ops.mlp_branch` a is.
     """
+    if x.dtype == torch.float16:
+        # which no kernel takes: the layers know best who multiplies it
+        return x + scaled(second(ACTIVATIONS[activation](first(norm(x)))), scale)
     weights = norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
     y = replayed(block, "second half", lambda x: mlp_branch(x, *weights, scale, activation=activation, eps=norm.eps), x)
     assert y is not None

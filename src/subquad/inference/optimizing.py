@@ -55,8 +55,8 @@ def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
 
     On CPUs `torch.bfloat16` is up to twice as fast as fp32 where the processor multiplies it; images are to be of that
     dtype as well, and others are refused (by timm's networks in PyTorch's words; transformers' ViT makes them of it).
-    Without AVX-512 PyTorch multiplies bf16 in plain loops: linear layers and convolutions of any network compute in
-    fp32 there, and round what comes of it (`inference/widened.py`).
+    Without AVX-512 PyTorch multiplies bf16 in plain loops, and fp16 on most processors: linear layers and convolutions
+    of any network compute in fp32 there, and round what comes of it (`inference/widened.py`).
 
     Raises:
         SubquadError: the dtype is none of networks, or `model` is no network.
@@ -91,7 +91,7 @@ def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
 
 def _multiplier_of(layer: Any) -> Any:
     """The class that multiplies better than PyTorch's where this runs, in a layer's dtype; None where none does."""
-    if layer.weight.dtype == torch.bfloat16 and instructions.loops_over_bf16():
+    if instructions.loops_over(layer.weight.dtype):
         return widened.CLASSES[type(layer)]
     lags = layer.weight.dtype == torch.float32 and multipliers.products_lag()
     return QuickLinear if lags and type(layer) is nn.Linear else None

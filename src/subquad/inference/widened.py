@@ -1,7 +1,7 @@
-"""Layers of bf16 that multiply in fp32, on processors on which PyTorch multiplies bf16 in plain loops.
+"""Layers of bf16 or fp16 that multiply in fp32, on processors on which PyTorch multiplies these in plain loops.
 
-`subquad.optimize` makes these classes of a network's layers there (see `instructions.loops_over_bf16`). Weights are
-widened at each call, so that they stay a network's own and what is loaded into them counts.
+`subquad.optimize` makes these classes of a network's layers there (see `instructions.loops_over`). Weights are widened
+at each call, so that they stay a network's own and what is loaded into them counts.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ FEWEST = 8
 
 @register_notrace_module
 class WidenedLinear(LinearLayer):
-    """A linear layer of bf16; in training it is what it was."""
+    """A linear layer of bf16 or fp16; in training it is what it was."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training or is_exporting():
@@ -36,7 +36,7 @@ class WidenedLinear(LinearLayer):
 
 @register_notrace_module
 class WidenedConv2d(ConvLayer):
-    """A convolution of bf16; in training it is what it was."""
+    """A convolution of bf16 or fp16; in training it is what it was."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training or is_exporting() or not _widens(x, self.weight):
@@ -66,7 +66,7 @@ def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _widens(x: Tensor, weight: Tensor) -> bool:
     # weights that are quantized, say, are tensors of other classes
     plain = type(weight) in (nn.Parameter, Tensor) and x.device.type == "cpu"
-    return plain and x.dtype == weight.dtype == torch.bfloat16
+    return plain and x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
