@@ -115,3 +115,20 @@ def test_layers_that_say_all_by_their_weights_are_told_apart():
     assert is_conv(nn.Conv2d(2, 2, 1)) and is_conv(widened) and isinstance(widened, ConvLayer)
     assert is_plain(widened, nn.Conv2d) and is_linear(WidenedLinear(2, 2))
     assert not is_conv(Noisy(2, 2, 1)) and not is_plain(Noisy(2, 2, 1), nn.Conv2d)
+
+
+def test_patches_of_images_that_are_streamed_multiply_in_fp32(loops, monkeypatch):
+    model = subquad.optimize(small("vit", "linear").eval(), torch.bfloat16)
+    image, products, product = torch.randn(3, 96, 64).bfloat16(), [], nn.functional.linear
+    weight = next(module.weight for module in model.modules() if isinstance(module, nn.Conv2d))
+
+    def heard(x, rows, bias=None):
+        if rows.shape == weight.flatten(1).shape:
+            products.append(x.dtype)
+        return product(x, rows, bias)
+
+    expected = model(image[None]).float()
+    monkeypatch.setattr(nn.functional, "linear", heard)
+    streamed = subquad.stream(model, image, most_tokens=40)
+    assert set(products) == {torch.float32 if loops else torch.bfloat16}
+    assert_close(torch.as_tensor(streamed.logits).float().view_as(expected), expected, rtol=5e-2, atol=5e-2)

@@ -134,6 +134,11 @@ class ConvLayer(nn.Conv2d):
         """What `F.conv2d` gives of maps x (b, c, y, x), of a layer's weight and bias or some rows of them."""
         return F.conv2d(x, weight, bias, **settings)
 
+    @staticmethod
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """W x + b of patches x (…, c), which is what a convolution computes that cuts a map into them."""
+        return F.linear(x, weight, bias)
+
 
 def is_conv(module: nn.Module) -> bool:
     """Whether weight, bias and its settings say all that a convolution of maps does."""

@@ -50,6 +50,11 @@ class WidenedConv2d(ConvLayer):
             return F.conv2d(x, weight, bias, **settings)
         return F.conv2d(*_wide(x, weight, bias), **settings).to(x.dtype)
 
+    @staticmethod
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """W x + b of patches x (…, c), as `widened_product` gives it."""
+        return widened_product(x, weight, bias)
+
 
 CLASSES: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: WidenedLinear, nn.Conv2d: WidenedConv2d}
 """What becomes of layers of these classes."""

@@ -18,7 +18,7 @@ from timm.models.eva import Eva, EvaBlock
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_conv, is_heard
+from subquad.attention.bricks import ConvLayer, is_conv, is_heard
 from subquad.errors import SubquadError
 from subquad.grid import GridRows, TokenGrid
 from subquad.inference.timm_blocks import FUSED
@@ -132,7 +132,8 @@ class TimmHost:
             # what others make of it is not in its weight, or wants to see it called
             return rearrange(proj(x), "b c y x -> b (y x) c")
         patches = rearrange(x, "b c (y i) (x j) -> b (y x) (c i j)", i=self.patch_size[0], j=self.patch_size[1])
-        return F.linear(patches, proj.weight.flatten(1), proj.bias)
+        product = proj.product if isinstance(proj, ConvLayer) else F.linear
+        return product(patches, proj.weight.flatten(1), proj.bias)
 
     def _positions(self, table: Tensor, prefix: int, rows: TokenGrid) -> Tensor:
         """The rows of a table of positions (1, n, c), resampled as timm does it."""

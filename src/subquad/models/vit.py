@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_conv, is_heard
+from subquad.attention.bricks import ConvLayer, is_conv, is_heard
 from subquad.errors import unknown_name
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone, grids_of
@@ -212,4 +212,5 @@ class PatchEmbed(nn.Module):
         # a product of matrices, which on a CPU is several times as fast as a convolution of so wide an image
         patches = rearrange(x, "b c (y i) (x j) -> b y x (i j c)", i=self.patch_size, j=self.patch_size)
         weight = rearrange(self.proj.weight, "d c i j -> d (i j c)")
-        return F.linear(patches, weight, self.proj.bias).permute(0, 3, 1, 2)
+        product = self.proj.product if isinstance(self.proj, ConvLayer) else F.linear
+        return product(patches, weight, self.proj.bias).permute(0, 3, 1, 2)
