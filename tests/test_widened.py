@@ -132,3 +132,19 @@ def test_patches_of_images_that_are_streamed_multiply_in_fp32(loops, monkeypatch
     streamed = subquad.stream(model, image, most_tokens=40)
     assert set(products) == {torch.float32 if loops else torch.bfloat16}
     assert_close(torch.as_tensor(streamed.logits).float().view_as(expected), expected, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "AMD64", "aarch64"])
+@pytest.mark.parametrize("has", [True, False])
+def test_dtypes_that_onednn_has_nothing_for_are_looped_over(has, machine, monkeypatch):
+    class OneDnn:
+        _is_mkldnn_bf16_supported = staticmethod(lambda: has)
+        _is_mkldnn_fp16_supported = staticmethod(lambda: has)
+
+    monkeypatch.setattr(instructions.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.ops, "mkldnn", OneDnn)
+    expected = not has and machine != "aarch64"
+    assert instructions.loops_over(torch.bfloat16) == instructions.loops_over(torch.float16) == expected
+    assert not instructions.loops_over(torch.float32)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert not instructions.loops_over(torch.bfloat16)
