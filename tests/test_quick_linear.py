@@ -93,7 +93,6 @@ def test_what_learns_or_is_exported_or_under_autocast_is_pytorchs(monkeypatch):
     assert_close(jacobian, layer.weight[:, None].expand(96, FEWEST, 24))
 
 
-@pytest.mark.skipif(bool(kernels.unavailable("native")), reason="no kernels here")
 @pytest.mark.parametrize(("kind", "is_one_call"), [("dinov3", True), ("swin", False)])
 @torch.inference_mode()
 def test_halves_that_are_no_part_of_one_call_have_few_steps_in_fp32_only_where_products_lag(

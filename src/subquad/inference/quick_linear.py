@@ -7,7 +7,6 @@ from torch import Tensor, fx, nn
 
 from subquad.models.layers import LinearLayer
 from subquad.ops.branch_at_once import projection
-from subquad.tracing import is_exporting
 
 FEWEST = 64
 """Rows of tokens, and channels of the result, from which on the kernel is the faster one."""
@@ -16,11 +15,6 @@ FEWEST = 64
 @register_notrace_module
 class QuickLinear(LinearLayer):
     """A linear layer, of which `subquad.optimize` has made this class; in training it is what it was."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training or is_exporting():
-            return F.linear(x, self.weight, self.bias)
-        return quick_product(x, self.weight, self.bias)
 
     @staticmethod
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -23,11 +23,6 @@ FEWEST = 8
 class WidenedLinear(LinearLayer):
     """A linear layer of bf16 or fp16; in training it is what it was."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training or is_exporting():
-            return F.linear(x, self.weight, self.bias)
-        return widened_product(x, self.weight, self.bias)
-
     @staticmethod
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """W x + b of tokens x (…, c), as `widened_product` gives it."""

@@ -242,7 +242,14 @@ class PartlyBiased(nn.Linear):
 
 
 class LinearLayer(nn.Linear):
-    """What a class of linear layers is derived from that computes what PyTorch's does, in another way."""
+    """What a class of linear layers is derived from that computes what PyTorch's does, in another way: by `product`.
+
+    In training, and where a network is exported, it is PyTorch's.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = F.linear if self.training or is_exporting() else self.product
+        return product(x, self.weight, self.bias)
 
     @staticmethod
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
