@@ -48,4 +48,5 @@ def run_export(arguments: argparse.Namespace) -> None:
     sizes = " and ".join("×".join(map(str, shape)) for shape in written.shapes)
     print(f"{written.path}: {written.format}, off by {written.difference:.1e} at most (images × px: {sizes})")
     if written.least is not None:
-        print(f"it takes images whose sides are {written.least} px or more")
+        multiples = f", multiples of {written.step}" if written.step > 1 else ""
+        print(f"it takes images whose sides are {written.least} px or more{multiples}")

@@ -31,7 +31,10 @@ def write(program: ExportedProgram, path: Path) -> None:
 
 
 def taken_by(program: ExportedProgram) -> dict[str, Any] | list[dict[str, Any]]:
-    """The dtype of the images of a program, and the least and the largest size of each axis; of several a list."""
+    """The dtype of the images of a program, and the least and the largest size of each axis; of several a list.
+
+    A third number is that of which sizes are multiples.
+    """
     names = program.graph_signature.user_inputs
     taken = [next(node for node in program.graph.nodes if node.name == name).meta["val"] for name in names]
     each = [{"dtype": str(one.dtype), "sizes": [_bounds(size, program) for size in one.shape]} for one in taken]
@@ -39,8 +42,12 @@ def taken_by(program: ExportedProgram) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def _bounds(size: Any, program: ExportedProgram) -> list[int]:
-    bounds = None if isinstance(size, int) else program.range_constraints[size.node.expr]
-    return [size, size] if bounds is None else [int(bounds.lower), int(bounds.upper)]
+    if isinstance(size, int):
+        return [size, size]
+    expression = size.node.expr
+    (symbol,) = expression.free_symbols
+    bounds, step = program.range_constraints[symbol], int(expression.coeff(symbol))
+    return [step * int(bounds.lower), step * int(bounds.upper), *([step] if step > 1 else [])]
 
 
 def checked(run: Callable[..., Tensor], takes: Any) -> Callable[..., Tensor]:
@@ -61,14 +68,15 @@ def check_taken(tensor: Tensor, takes: Mapping[str, Any], kind: str) -> None:
     """Raise a SubquadError where a tensor has another dtype than what was compiled for it, or other sizes."""
     sizes = takes["sizes"]
     fits = len(tensor.shape) == len(sizes) and all(
-        least <= size <= most for size, (least, most) in zip(tensor.shape, sizes, strict=True)
+        least <= size <= most and size % (step[0] if step else 1) == 0
+        for size, (least, most, *step) in zip(tensor.shape, sizes, strict=True)
     )
     if fits and str(tensor.dtype) == takes["dtype"]:
         return
     axes = AXES if len(sizes) == len(AXES) else [f"axis {number}" for number in range(len(sizes))]
     wanted = (
-        f"{axis} {least}" if least == most else f"{axis} {least} to {most}"
-        for axis, (least, most) in zip(axes, sizes, strict=True)
+        f"{axis} {least}" if least == most else f"{axis} {least} to {most}{f' in steps of {step[0]}' if step else ''}"
+        for axis, (least, most, *step) in zip(axes, sizes, strict=True)
     )
     got = f"{' × '.join(map(str, tensor.shape))} of {tensor.dtype}"
     raise SubquadError(f"it was compiled for {kind} of {takes['dtype']}, {', '.join(wanted)}, got {got}")

@@ -15,10 +15,24 @@ Shape = tuple[int, int, int]
 """Images, and their height and width."""
 
 
-def checked_shapes(img_size: tuple[int, int], batch: int, dynamic: Sequence[str], least: int) -> list[Shape]:
+def checked_shapes(
+    img_size: tuple[int, int], batch: int, dynamic: Sequence[str], least: int, step: int = 1
+) -> list[Shape]:
     """The sizes at which what was written is tried: its own, and one that was not traced where any may change."""
-    other = (least + 37, least + 86) if "size" in dynamic else img_size
+    other = multiples_from((least + 37, least + 86), step) if "size" in dynamic else img_size
     return list(dict.fromkeys([(batch, *img_size), (3 if "batch" in dynamic else batch, *other)]))
+
+
+def multiples_from(sides: tuple[int, int], step: int) -> tuple[int, int]:
+    """The least two sides, each from the one that is asked for on, that are multiples of a step and no larger one."""
+    found: list[int] = []
+    for side in sides:
+        times = -(-side // step)
+        # odd ones, and those of no patches of 14
+        while step > 1 and (times % 2 == 0 or times % 7 == 0 or step * times in found):
+            times += 1
+        found.append(step * times)
+    return found[0], found[1]
 
 
 def answer_of(model: nn.Module, *tensors: Tensor) -> Tensor:

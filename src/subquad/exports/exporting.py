@@ -3,7 +3,7 @@
 import importlib.util
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,7 @@ from subquad.exports.programs import (
     sizes_without_guards,
 )
 from subquad.exports.quantizing import INT8, in_int8
+from subquad.exports.side_steps import step_of_sides
 from subquad.inference import in_evaluation
 from subquad.models.stated_inputs import possible_channels, stated_size
 from subquad.ranges import Pixels, Positive, checks_arguments, height_and_width
@@ -63,6 +64,7 @@ class Exported:
         shapes: the (images, height, width) at which it was compared with the network; of what is no image, all sizes.
         difference: how far it was off there at most, by the network's largest number.
         least: pixels of the shortest side that it takes, where the size may change.
+        step: of pixels; sides are multiples of it, where the size may change.
     """
 
     path: Path
@@ -70,6 +72,7 @@ class Exported:
     shapes: tuple[tuple[int, ...], ...]
     difference: float
     least: int | None
+    step: int = 1
 
 
 @checks_arguments
@@ -246,10 +249,16 @@ class _Wanted:
     int8: str | None
     least: int
     notes: Mapping[str, str]
+    step: int = 1
 
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
-    examples, shapes, tried = _tried(model, wanted)
+    if isinstance(model, WithArguments):
+        examples, shapes, tried = _tried_with_arguments(model)
+    else:
+        channels = _taken_channels(model, wanted)
+        wanted = _in_steps(model, channels, wanted)
+        examples, shapes, tried = _tried(wanted, channels)
     tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
     with warnings.catch_warnings(), temporary_folder("export") as folder:
         # of the libraries that translate, about themselves
@@ -267,21 +276,41 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
             for file, target, place in zip(files, targets, places, strict=True):
                 with naming_what_is_full(target):
                     place.write_bytes(file.read_bytes())
-    return Exported(path, wanted.format, tuple(shapes), difference, wanted.least if "size" in wanted.dynamic else None)
+    least = wanted.least if "size" in wanted.dynamic else None
+    return Exported(path, wanted.format, tuple(shapes), difference, least, wanted.step)
 
 
-def _tried(model: nn.Module, wanted: _Wanted) -> tuple[tuple[Tensor, ...], Sequence[tuple[int, ...]], list[Tried]]:
-    """What is traced, and what is tried in which shapes; what a network can't do is said before minutes of tracing."""
-    if isinstance(model, WithArguments):
-        return model.examples, [tuple(one.shape) for one in model.examples], tried_like(model.examples)
-    channels = _taken_channels(model, wanted)
-    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)
+def _in_steps(model: nn.Module, channels: int, wanted: _Wanted) -> _Wanted:
+    """What is wanted, with the number of which all sides are multiples that this network takes."""
+    if "size" not in wanted.dynamic:
+        return wanted
+    (_, *sides) = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)[-1]
+    try:
+        step = step_of_sides(model, channels, wanted.dtype, (sides[0], sides[1]))
+    except SubquadError as error:
+        raise SubquadError(f"{error}{_hint(wanted)}") from error
+    return replace(wanted, step=step, least=step * -(-wanted.least // step))
+
+
+_ToTry = tuple[tuple[Tensor, ...], Sequence[tuple[int, ...]], list[Tried]]
+"""What is traced, in which shapes a network is tried, and with what."""
+
+
+def _tried(wanted: _Wanted, channels: int) -> _ToTry:
+    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least, wanted.step)
     images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
     return (images,), shapes, tried_images(shapes, channels, wanted.dtype)
 
 
+def _tried_with_arguments(model: WithArguments) -> _ToTry:
+    return model.examples, [tuple(one.shape) for one in model.examples], tried_like(model.examples)
+
+
 def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
-    """The channels of the images that a network takes; raises what it says of the first ones that it may have."""
+    """The channels of the images that a network takes; raises what it says of the first ones that it may have.
+
+    What a network can't do is said before minutes of tracing.
+    """
     refusal = None
     for channels in possible_channels(model):
         try:
@@ -304,7 +333,7 @@ def _translated(
             program = program_of_tensors(traced, examples)
         else:
             (images,) = examples
-            program = program_of(traced, images, wanted.dynamic, wanted.least)
+            program = program_of(traced, images, wanted.dynamic, wanted.least, wanted.step)
         with as_formulas(), sizes_without_guards():
             exporter.write(program, path)
         if wanted.int8 and (quantize := exporter.int8_files.get(wanted.int8)):

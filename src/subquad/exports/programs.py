@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.errors import SubquadError
+from subquad.exports.checking import multiples_from
 from subquad.exports.foreign_forms import forms_of_any_size, masks_as_numbers
 from subquad.kernels import use_backend
 
@@ -49,7 +50,7 @@ def check_most(dynamic: Sequence[str], batch: int, size: tuple[int, int]) -> Non
         )
 
 
-def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: int) -> ExportedProgram:
+def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: int, step: int = 1) -> ExportedProgram:
     """Trace `model`, which takes `images` (b, c, height, width) and gives one tensor.
 
     The formulas are traced as they are written in PyTorch: there is none of our operators in a program.
@@ -59,6 +60,7 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
         images: of the size that is traced; of no number that may change.
         dynamic: what may change, of DYNAMIC.
         least: pixels of the shortest side that a program for any size has to take.
+        step: the number of which its sides are multiples.
 
     Raises:
         SubquadError: it can't be traced, in one line.
@@ -69,10 +71,17 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
         # torch.export takes a size of 1 for a number
         images = images[:1].expand(2, *images.shape[1:])
     if "size" in dynamic:
-        changing |= {2: Dim("height", min=least, max=MOST_PIXELS), 3: Dim("width", min=least, max=MOST_PIXELS)}
+        changing |= {2: _side("height", least, step), 3: _side("width", least, step)}
         # unequal, and so large that nothing on the way is 1 or happens to fit
-        images = images.new_zeros(*images.shape[:2], 2 * least + 63, 2 * least + 15)
+        images = images.new_zeros(*images.shape[:2], *multiples_from((2 * least + 63, 2 * least + 15), step))
     return _traced(model, (images,), _of_images(model, changing) if changing else None)
+
+
+def _side(name: str, least: int, step: int) -> Any:
+    """A side of images that may change: of at least so many pixels, a multiple of `step`."""
+    if step == 1:
+        return Dim(name, min=least, max=MOST_PIXELS)
+    return step * Dim(f"{name}_in_steps", min=-(-least // step), max=MOST_PIXELS // step)
 
 
 def _of_images(model: nn.Module, changing: dict[int, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,67 @@
+"""Networks that take images of certain steps alone are written for all of these."""
+
+import pytest
+import torch
+from torch import nn
+
+from subquad import SubquadError, export
+from subquad.exports.aoti_format import check_taken, taken_by
+from subquad.exports.checking import multiples_from
+from subquad.exports.programs import program_of
+from subquad.exports.side_steps import STEPS, step_of_sides
+
+
+class Halving(nn.Module):
+    """A decoder that adds maps of several resolutions, and says what it takes as such do."""
+
+    def __init__(self, step, img_size=None):
+        super().__init__()
+        self.step, self.img_size = step, img_size
+        self.down, self.up = nn.Conv2d(3, 4, 2, stride=2), nn.ConvTranspose2d(4, 3, 2, stride=2)
+
+    def forward(self, x):
+        height, width = x.shape[-2:]
+        if height % self.step or width % self.step:
+            raise RuntimeError(f"sides {height} and {width} are no multiples of {self.step}")
+        if self.img_size and (height, width) != self.img_size:
+            raise AssertionError(f"positions are for {self.img_size}")
+        return x + self.up(self.down(x))
+
+
+def test_sides_of_a_step_are_no_multiples_of_a_larger_one():
+    assert multiples_from((54, 103), 1) == (54, 103)
+    for step in STEPS:
+        sides = multiples_from((54, 103), step)
+        assert all(side % step == 0 and side % (2 * step) and side % (7 * step) for side in sides)
+        assert sides[0] >= 54 and sides[1] >= 103 and sides[0] != sides[1]
+
+
+@pytest.mark.parametrize("step", [1, 2, 8, 14, 32])
+def test_the_step_of_a_network_is_found(step):
+    model = Halving(step) if step > 1 else nn.Conv2d(3, 4, 1)
+    assert step_of_sides(model, 3, torch.float32, (54, 103)) == step
+
+
+@pytest.mark.parametrize("step", [8, 14])
+def test_a_network_of_steps_is_written_for_all_of_them(step, tmp_path):
+    model = Halving(step)
+    written = export(model, tmp_path / "n.pt2", format="pt2", img_size=4 * step, dynamic="batch,size")
+    assert written.step == written.least == step
+    assert written.shapes[1] == (3, *multiples_from((step + 37, step + 86), step))
+    run = torch.export.load(tmp_path / "n.pt2").module()
+    x = torch.randn(2, 3, 5 * step, 6 * step)
+    assert torch.allclose(run(x), model(x), atol=1e-6)
+
+
+def test_a_package_says_of_which_numbers_sides_are_multiples():
+    takes = taken_by(program_of(Halving(8), torch.zeros(1, 3, 32, 32), ("batch", "size"), 16, 8))
+    assert takes["sizes"] == [[1, 4096], [3, 3], [16, 16384, 8], [16, 16384, 8]]
+    check_taken(torch.zeros(2, 3, 24, 48), takes, "images")
+    with pytest.raises(SubquadError, match=r"height 16 to 16384 in steps of 8, width .*, got 2 × 3 × 24 × 50"):
+        check_taken(torch.zeros(2, 3, 24, 50), takes, "images")
+
+
+def test_a_network_of_one_size_is_refused_by_what_it_says_itself(tmp_path):
+    with pytest.raises(SubquadError, match=r"does not take images of 1 × 3 × 41 × 90: .*no multiples of 8"):
+        export(Halving(8, (32, 32)), tmp_path / "n.pt2", format="pt2", dynamic="size")
+    assert not list(tmp_path.iterdir())
