@@ -118,12 +118,18 @@ FOREIGN = {
 }
 
 
+def draw(model):
+    """Weights that all matter; those of norms stay near one, without which all keys would be seen alike."""
+    for parameter in model.parameters():
+        usual = float(parameter.dim() < 2 and bool((parameter == 1).all()))
+        nn.init.normal_(parameter, usual, 0.15 if parameter.dim() < 2 else 0.1)
+
+
 def teacher(name):
     """A network of this family whose answers depend on all of its weights."""
     torch.manual_seed(0)
     model = FOREIGN[name][0]()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.15 if parameter.dim() < 2 else 0.1)
+    draw(model)
     for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
         # of which several in a row would leave nothing of an image
         nn.init.ones_(norm.weight)
@@ -136,7 +142,20 @@ def has_prefix(name):
         word in name
         for word in (
             *("SAM", "SigLIP", "Swin", "PVT", "MAViT", "I-JEPA", "torch encoder", "AIMv2"),
-            *("CAFormer", "SegFormer", "GLPN", "Idefics", "SmolVLM", "Janus", "Qwen", "GLM"),
+            *(
+                "CAFormer",
+                "SegFormer",
+                "Hiera",
+                "MiT of",
+                "MONAI",
+                "SimpleViT",
+                "GLPN",
+                "Idefics",
+                "SmolVLM",
+                "Janus",
+                "Qwen",
+                "GLM",
+            ),
         )
     )
 
