@@ -162,6 +162,17 @@ def height_and_width(pixels: Any, name: str = "img_size") -> tuple[int, int]:
     raise SubquadError(f"{name} is pixels, one number or height and width, got {shown(pixels)}")
 
 
+def sides_of_images(pixels: Any, name: str = "img_size") -> tuple[int, ...]:
+    """All sides of an image or of a volume, of one number, two or three; one is height and width.
+
+    Raises:
+        SubquadError: they are no pixels.
+    """
+    if fits(pixels, tuple[Positive, Positive, Positive]):
+        return tuple(pixels)
+    return height_and_width(pixels, name)
+
+
 def check_repeats(repeats: Any) -> None:
     """Raise SubquadError where something would be timed no times, of which there is no median."""
     check_positive(repeats=repeats)

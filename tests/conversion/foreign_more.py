@@ -5,9 +5,11 @@ from functools import partial
 import pytest
 import timm
 import torch
-from foreign import IN_TRANSFORMERS, TINY, of_transformers, timms, timms_sam
+from foreign import IN_TRANSFORMERS, TINY, draw, of_transformers, timms, timms_sam
 from foreign_dino import ListedBlock, dinov2, dinov3, named
+from foreign_hiera import HIERAS
 from foreign_maps import HANDED_MAPS
+from foreign_packages import STAND_INS
 from foreign_packs import PACKS, tower_of_transformers
 from torch import nn
 
@@ -286,7 +288,9 @@ PYRAMIDS = {
 # name: what makes it, and sizes besides 64×64 that it takes
 MORE = {
     **PYRAMIDS,
+    **HIERAS,
     **HANDED_MAPS,
+    **STAND_INS,
     "transformers Llama 3.2": (mllama, []),
     "transformers Llama 4": (llama4, []),
     "transformers Step 3": (
@@ -407,6 +411,5 @@ def teacher(name):
     """A network whose answers depend on all of its weights."""
     torch.manual_seed(0)
     model = MORE[name][0]()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.15 if parameter.dim() < 2 else 0.1)
+    draw(model)
     return model.eval()

@@ -689,7 +689,7 @@ def odd():
         (lambda: subquad.convert(teacher("timm ViT"), "linear", blocks="1"), "numbers from 0 to 1"),
         (
             lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=(64, 64, 3)),
-            "img_size is pixels, one",
+            r"img_size has 3 sides, \(64, 64, 3\), and this network takes images: give height and width",
         ),
         (
             lambda: subquad.convert(teacher("timm ViT"), "linear", img_size=64.0),

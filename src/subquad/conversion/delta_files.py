@@ -92,7 +92,7 @@ def load_converted(path: Path | str, teacher: Network, *, in_place: bool = False
         raise SubquadError(f"{path} is no file of a converted network")
     try:
         height, width, prefix = (int(number) for number in about["grid"])
-        size = None if about["img_size"] is None else (int(about["img_size"][0]), int(about["img_size"][1]))
+        size = None if about["img_size"] is None else tuple(map(int, about["img_size"]))
         given_prefix = None if about["prefix"] is None else int(about["prefix"])
         attention = {int(number): str(name) for number, name in about["attention"].items()}
         settings, complete, digest = dict(about["settings"]), bool(about["complete"]), str(about["teacher"])

@@ -81,7 +81,17 @@ class GridRecorder:
         return height, width
 
     @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+    def most_sides(cls, embedding: nn.Module) -> int:
+        """How many sides an image may have by which `map_from` is asked; of volumes and films three."""
+        return 2
+
+    @classmethod
+    def size_of(cls, network: nn.Module, embedding: nn.Module) -> tuple[int, ...] | None:
+        """What `map_from` is to know of the images of a network that does not say which it is made for."""
+        return cls.usual_size
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, ...]) -> tuple[int, ...]:
         """All that `map_from` is to know of images of this (height, width), from how the network is configured."""
         return size
 

@@ -20,7 +20,7 @@ from subquad.large.bands import is_split
 from subquad.models.assembling import as_json, check_names, make_mechanisms
 from subquad.models.attention_names import Block, Names, parse_blocks, split_names
 from subquad.models.backbone import Backbone
-from subquad.ranges import height_and_width
+from subquad.ranges import sides_of_images
 from subquad.weights.digest import check_plain, digest_of
 from subquad.weights.fitting import some
 
@@ -50,7 +50,7 @@ class Conversion:
     grid: tuple[int, int, int]
     teacher: str
     embedding: str
-    img_size: tuple[int, int] | None
+    img_size: tuple[int, ...] | None
     prefix: int | None
     creations: dict[str, dict[str, Any]] = field(default_factory=dict)
     resizing: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def convert(
     attention: Names | Mapping[int, str] = "agent",
     *,
     blocks: Sequence[int] | None = None,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: int | tuple[int, ...] | None = None,
     prefix: int | None = None,
     in_place: bool = False,
     **settings: Any,
@@ -93,8 +93,8 @@ def convert(
             "agent+linear"; or by the block's number.
         blocks: numbers of the blocks to replace, from 0, negative ones from the end. By default all, of SAM those that
             see the whole image.
-        img_size: pixels, or (height, width), that position parameters are made for; by default the size that the
-            network says it is made for. Other sizes work.
+        img_size: pixels, or (height, width), of volumes (depth, height, width), that position parameters are made for;
+            by default the size that the network says it is made for. Other sizes work.
         prefix: tokens in front of the map; counted if left out.
         in_place: change `model` itself instead of a copy. Converted layers have parameters of their own: an optimizer
             that was made before goes on with those of the old ones.
@@ -109,7 +109,7 @@ def convert(
     if is_split(model):
         # whether a mechanism can be spread is seen where a network is
         raise SubquadError("this network's tokens are spread over processes: convert it first, and split it then")
-    size = None if img_size is None else height_and_width(img_size)
+    size = None if img_size is None else sides_of_images(img_size)
     tower = find_tower(model, img_size=size, prefix=prefix)
     _check_weights_are_there(model)
     names = _by_block(tower, attention, blocks)

@@ -130,12 +130,13 @@ NOT_TAKEN = {
 """Networks whose layers are known, while their tokens stand otherwise than elsewhere, and why they are refused."""
 
 
-def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, prefix: int | None = None) -> Tower:
+def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, prefix: int | None = None) -> Tower:
     """The vision tower of a network: its last patch embedding's attention layers.
 
     Args:
         model: timm's, transformers', torchvision's, one of ours, or anything that is built of such layers.
-        img_size: (height, width) that position parameters are made for; what the network says of itself if left out.
+        img_size: (height, width) that position parameters are made for, of a volume (depth, height, width); what the
+            network says of itself if left out.
         prefix: tokens in front of the map; counted by the embedding's parameters if left out.
 
     Raises:
@@ -152,7 +153,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         )
     for path, module in modules.items():
         if isinstance(module, Backbone):
-            return _own_tower(module, path, modules, img_size)
+            return _own_tower(module, path, modules, _within(img_size, 2))
     _refuse_by_name(modules)
     _refuse_unknown("", modules)
     path, recorder = _embedding(modules)
@@ -162,7 +163,8 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
         root = holder_of([path, *_in_pyramid("", modules)], modules)
     _refuse_unknown(root, modules)
     holder: Any = modules[root]
-    size = img_size or _size_of(holder, model) or recorder.usual_size
+    img_size = _within(img_size, recorder.most_sides(modules[path]))
+    size = img_size or _size_of(holder, model) or recorder.size_of(holder, modules[path])
     if size is None:
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
     ways = _ways_to_maps(root, modules)
@@ -179,7 +181,9 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, int] | None = None, pre
     whole = recorder.whole_size(getattr(holder, "config", None), size)
     grid = TokenGrid(*_map_behind(stem, modules, recorder, whole), prefix)
     layers = tuple(_layers(root, modules, grid))
-    if img_size not in (None, _size_of(holder, model)) and any(layer.grid.shape != grid.shape for layer in layers):
+    twice = TokenGrid(2 * grid.height, 2 * grid.width, prefix)
+    stays = (a.grid == b.grid for a, b in zip(layers, _layers(root, modules, twice), strict=True))
+    if img_size not in (None, _size_of(holder, model)) and any(stays):
         raise SubquadError(
             f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
             "set_input_size on the network instead"
@@ -229,7 +233,7 @@ def _pyramid(
     root: str,
     modules: dict[str, nn.Module],
     recorder: type[GridRecorder],
-    size: tuple[int, int],
+    size: tuple[int, ...],
 ) -> Tower:
     """A network of stages that convolutions lead to: a grid for each."""
     paths = list(_candidates(root, modules))
@@ -251,12 +255,13 @@ def _of_maps(
     root: str,
     modules: dict[str, nn.Module],
     recorder: type[GridRecorder],
-    size: tuple[int, int],
+    size: tuple[int, ...],
     ways: dict[str, Callable[[Tensor], TokenGrid]],
 ) -> Tower:
     """A network whose layers are handed maps: these are their grids, whatever stands in front of them."""
     within = len(root) + 1 if root else 0
-    image = (image_channels(modules[root]), *size)
+    height, width = size
+    image = (image_channels(modules[root]), height, width)
     seen = maps_of_calls(modules[root], {path[within:]: way for path, way in ways.items()}, image)
     # what is called in training alone stands where the layer in front of it does: calls say where
     standing = {path: seen[path[within:]] for path in ways if path[within:] in seen}
@@ -276,7 +281,7 @@ def _host_of(layers: Iterable[Layer]) -> str:
     return min((layer.known.host for layer in layers if layer.known is not None), default="vit")
 
 
-def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: tuple[int, int] | None) -> Tower:
+def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: Any) -> Tower:
     """One of our networks: a grid for each stage."""
     embedding = f"{root}.{backbone.first_conv}".lstrip(".")
     sizes = backbone.grids(img_size or backbone.img_size)
@@ -396,9 +401,9 @@ def _named(path: str, module: nn.Module) -> str:
 
 
 def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
-    """The smallest part of the network that holds the embedding and blocks with attention."""
+    """The smallest part of the network that is or holds the embedding, and holds blocks with attention."""
     parts = embedding.split(".")
-    for length in range(len(parts) - 1, -1, -1):
+    for length in range(len(parts), -1, -1):
         root = ".".join(parts[:length])
         if next(_candidates(root, modules), None) is not None:
             return root
@@ -453,7 +458,9 @@ def _layers(
             grid = family.grid_behind(module, own)
             own = family.grid_of(module, own)
             own = TokenGrid(*own.shape, own.prefix + family.tokens_beside(module, number))
-        yield Layer(path, module, modules[path.rpartition(".")[0]], family, own, number)
+        # a block itself stands in a list of them, which knows nothing
+        block = modules[holder_of([path.rpartition(".")[0]], modules)]
+        yield Layer(path, module, block, family, own, number)
 
 
 def _prefix_tokens(root: Any, embedding: Any) -> int:
@@ -467,6 +474,15 @@ def _prefix_tokens(root: Any, embedding: Any) -> int:
                 seen.add(id(token))
                 count += token.shape[-2] if token.dim() > 1 else 1
     return count
+
+
+def _within(size: tuple[int, ...] | None, most: int) -> tuple[int, ...] | None:
+    """A size that was asked for; raises a SubquadError where it has more sides than the network's images."""
+    if size is not None and len(size) > most:
+        raise SubquadError(
+            f"img_size has {len(size)} sides, {size}, and this network takes images: give height and width"
+        )
+    return size
 
 
 def _size_of(root: Any, model: Any) -> tuple[int, int] | None:

@@ -19,7 +19,15 @@ def said_size(holder: Any, names: tuple[str, ...] = OF_IMAGES) -> tuple[int, int
             return int(size), int(size)
         if isinstance(size, tuple | list) and len(size) == 2 and all(fits(side, int) for side in size):
             return int(size[0]), int(size[1])
-    return None
+    return _size_of_patches(holder)
+
+
+def _size_of_patches(holder: Any) -> tuple[int, int] | None:
+    """The same of timm's Hiera, which says how many rows and columns of patches it has, and how far they lie apart."""
+    places, stride = (getattr(holder, name, None) for name in ("tokens_spatial_shape", "patch_stride"))
+    if not (isinstance(places, tuple | list) and isinstance(stride, tuple | list) and len(places) == len(stride) == 2):
+        return None
+    return int(places[0] * stride[0]), int(places[1] * stride[1])
 
 
 def size_of_weights(model: Any) -> tuple[int, int] | None:

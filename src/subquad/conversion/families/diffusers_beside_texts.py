@@ -40,7 +40,9 @@ class CogVideoRecorder(FilmRecorder):
         return rows, width // embedding.patch_size
 
     @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+    def whole_size(cls, config: Any, size: tuple[int, ...]) -> tuple[int, ...]:
+        if len(size) == 3:
+            return size
         return (config.sample_frames - 1) // config.temporal_compression_ratio + 1, *size
 
     def __call__(self, module: Any, arguments: Any, embedded: Any) -> None:

@@ -38,7 +38,13 @@ class FilmRecorder(GridRecorder):
         return frames // embedding.stride[0] * rows, columns
 
     @classmethod
-    def whole_size(cls, config: Any, size: tuple[int, int]) -> tuple[int, ...]:
+    def most_sides(cls, embedding: nn.Module) -> int:
+        return 3
+
+    @classmethod
+    def whole_size(cls, config: Any, size: tuple[int, ...]) -> tuple[int, ...]:
+        if len(size) == 3:
+            return size
         said = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
         frames = cls.usual_frames or said
         return (frames, *size) if isinstance(frames, int) else size

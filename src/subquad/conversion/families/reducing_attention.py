@@ -1,4 +1,4 @@
-"""Attention of pyramids whose keys are reduced: timm's PVTv2 and Twins; transformers' SegFormer, PVTv2 and GLPN.
+"""Attention of pyramids whose keys are reduced: timm's PVTv2 and Twins; transformers' SegFormer, PVTv2 and GLPN; MiT.
 
 Wang et al. 2021, arXiv 2102.12122 and 2106.13797; Xie et al. 2021, arXiv 2105.15203. A quadratic mechanism keeps the
 fewer keys, all others see the whole map, and the convolutions that reduce it go, as in our own PVT.
@@ -11,7 +11,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, is_quadratic
+from subquad.conversion.converted_attention import (
+    ConvertedAttention,
+    Mechanism,
+    channels_into,
+    is_quadratic,
+    refuse_own_scale,
+)
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -122,6 +128,28 @@ class TimmReducingAttention(ReducingAttention):
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:  # type: ignore[override]
         return self.attend(x, TokenGrid(*feat_size))
+
+
+class MitAttention(TimmReducingAttention):
+    """SegFormer's encoder, MiT, in segmentation_models_pytorch: an identity stands where nothing is reduced."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("segmentation_models_pytorch.encoders.mix_transformer.Attention",)
+
+    def check(self, original: Any) -> None:
+        refuse_own_scale(original.scale, self.sizes(original)[1])
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.num_heads, original.dim // original.num_heads
+
+    def kept(self, original: Any) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        unused = self.reduced_by if original.sr_ratio == 1 else ()
+        return ((name, part) for name, part in super().kept(original) if name not in unused)
+
+    def fewer(self, original: Any, grid: TokenGrid) -> TokenGrid:
+        return grid if original.sr_ratio == 1 else super().fewer(original, grid)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:  # type: ignore[override]
+        return self.attend(x, TokenGrid(height, width))
 
 
 class TwinsAttention(TimmReducingAttention):

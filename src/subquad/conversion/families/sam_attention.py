@@ -148,6 +148,28 @@ class TimmSam2Attention(Sam2Attention):
         return not block.is_windowed and not cls.pooled_by(original)
 
 
+class Sam2Recorder(OverlappingRecorder):
+    """Listens to an encoder alone, too, which does not say that SAM 2 is made for these."""
+
+    usual_size = (1024, 1024)
+
+
+class MetasSam2Attention(TimmSam2Attention):
+    """That of Meta's own package `sam2`, whose blocks that see the whole map have windows of 0."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("sam2.modeling.backbones.hieradet.MultiScaleAttention",)
+    listener: ClassVar[type[GridRecorder]] = Sam2Recorder
+
+    @classmethod
+    def pooled_by(cls, original: Any) -> tuple[int, int] | None:
+        stride = super().pooled_by(original)
+        return (stride, stride) if isinstance(stride, int) else stride
+
+    @classmethod
+    def is_target(cls, original: Any, block: Any, number: int) -> bool:
+        return not block.window_size and not cls.pooled_by(original)
+
+
 class Sam3Attention(ConvertedAttention):
     """SAM 3's, with rotary positions of the window or of the whole map."""
 

@@ -1,0 +1,101 @@
+"""Networks of further packages, built of classes of their own: stand-ins for all, themselves where installed."""
+
+import pytest
+import torch
+from foreign import difference, draw
+from foreign_packages import PACKAGES, OfMonai, like_monai, like_rf_detr, like_vit_pytorch
+from torch import nn
+
+import subquad
+from subquad import SubquadError
+from subquad.conversion import converted_layers, load_converted, save_delta
+from subquad.grid import TokenGrid
+
+NETWORKS = [(package, name) for package, networks in PACKAGES.items() for name in networks]
+
+
+def of(package, name):
+    pytest.importorskip(package)
+    make, shapes = PACKAGES[package][name]
+    torch.manual_seed(0)
+    model = make().eval()
+    draw(model)
+    return model, [torch.randn(2, *shape) for shape in shapes]
+
+
+# of what the packages themselves call
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@torch.no_grad()
+@pytest.mark.parametrize(("package", "name"), NETWORKS)
+def test_a_network_of_the_package_itself_is_the_same_with_softmax_and_kept_with_others(package, name, tmp_path):
+    model, images = of(package, name)
+    size = {"img_size": tuple(images[0].shape[2:])}
+    student = subquad.convert(model, "softmax", **size)
+    for x in images:
+        assert difference(student(x), model(x)) < 1e-6
+    student = subquad.convert(model, "agent", num_agents=4, **size)
+    for x in images:
+        assert difference(student(x), model(x)) > 1e-5
+    save_delta(student, tmp_path / "delta.safetensors", teacher=model)
+    again = load_converted(tmp_path / "delta.safetensors", model)
+    assert torch.equal(again(images[0]), student(images[0]))
+
+
+@torch.no_grad()
+def test_maps_of_a_volume_stand_below_one_another():
+    model = like_monai(nn.Conv3d, (8, 16, 16), 2 * 4 * 4, channels=1).eval()
+    with pytest.raises(SubquadError, match="does not say which images it is made for: give img_size"):
+        subquad.convert(model, "softmax")
+    student = subquad.convert(model, "focused", img_size=(16, 64, 64))
+    assert converted_layers(student)[0].inner.positions.grid == TokenGrid(8, 4)
+    student = subquad.convert(model, "softmax", img_size=(16, 64, 64))
+    x = torch.randn(2, 1, 16, 64, 64)
+    assert difference(student(x), model(x)) < 1e-6
+    with pytest.raises(
+        SubquadError, match=r"takes images \(b, 1, depth, height, width\), got \(1, 16, 64, 64\): x\[None"
+    ):
+        student(x[0])
+    with pytest.raises(SubquadError, match="images of 4×64×64 px hold no patch of 8×16×16"):
+        student(x[:, :, :4])
+
+
+@torch.no_grad()
+def test_cubes_and_squares_are_known_by_their_positions_and_three_sides_are_for_volumes():
+    cube = like_monai(nn.Conv3d, 8, 4**3, channels=1)
+    assert converted_layers(subquad.convert(cube, "focused"))[0].inner.positions.grid == TokenGrid(16, 4)
+    square = like_vit_pytorch()
+    assert converted_layers(subquad.convert(square, "focused"))[0].inner.positions.grid == TokenGrid(4, 4, 1)
+    with pytest.raises(SubquadError, match=r"img_size has 3 sides, \(16, 64, 64\), and this network takes images"):
+        subquad.convert(square, "linear", img_size=(16, 64, 64))
+
+
+@torch.no_grad()
+def test_masks_of_monai_are_those_of_absent_tokens():
+    layer = OfMonai().eval()
+    student = subquad.convert(like_monai(), "softmax")
+    ours = converted_layers(student)[0]
+    ours.load_state_dict(layer.state_dict(), strict=False)
+    x, there = torch.randn(2, 16, 48), torch.ones(2, 16)
+    there[1, 9:] = 0
+    student(torch.randn(2, 3, 64, 64))
+    assert difference(ours(x, there)[there > 0], layer(x, there)[there > 0]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("says", "named"), [("causal", "in front of them alone"), ("save_attn", "keeps its attention map .save_attn")]
+)
+def test_what_monais_layers_do_beside_is_refused(says, named):
+    model = like_monai()
+    for block in model.layers:
+        setattr(block[0], says, True)
+    with pytest.raises(SubquadError, match=named):
+        subquad.convert(model, "linear")
+
+
+def test_windows_of_roboflows_rf_detr_stay_and_registers_are_refused():
+    student = subquad.convert(like_rf_detr(), "focused")
+    assert {n: one.inner.positions.grid for n, one in converted_layers(student).items()} == {1: TokenGrid(4, 4, 4)}
+    with pytest.raises(SubquadError, match=r"layer\.2 sees windows, and stays as it is"):
+        subquad.convert(like_rf_detr(), "linear", blocks=[1, 2])
+    with pytest.raises(SubquadError, match="registers in its windows can't be converted"):
+        subquad.convert(like_rf_detr(registers=2), "linear")
