@@ -16,6 +16,7 @@ from subquad.models.pretrained import source_of
 from subquad.models.restoring import made_beside
 from subquad.ranges import Pixels, checks_arguments
 from subquad.runs.run_folder import place_of_data, recipe_beside
+from subquad.runs.smp_folders import folder_of_smp, make_smp, open_smp_folder
 from subquad.runs.timm_classifiers import folder_of_timm, make_timm, open_timm, open_timm_folder
 from subquad.runs.transformers_classes import make_transformers
 from subquad.runs.transformers_folders import folder_of_transformers, open_transformers_folder
@@ -29,8 +30,17 @@ from subquad.writing import json_text
 TIMM = "timm/"
 """What names of timm's networks begin with."""
 
-MAKERS = {"timm": make_timm, "transformers": make_transformers}
+MAKERS = {"timm": make_timm, "transformers": make_transformers, "smp": make_smp}
 """What makes the networks of other libraries again, by the key under which `Trained.made` has their names."""
+
+FOLDERS_OF_OTHERS = (
+    (folder_of_timm, open_timm_folder),
+    (folder_of_transformers, open_transformers_folder),
+    (folder_of_smp, open_smp_folder),
+)
+"""What finds a folder that another library saved, and what opens it."""
+
+WHOSE = {"timm": "timm's", "transformers": "transformers'", "smp": "segmentation_models_pytorch's"}
 
 FOLDERS = {"conversion": "subquad.conversion.opened_conversion"}
 """Folders of another kind than runs, by the name of the .json in them and the key of their files' notes: the module
@@ -52,8 +62,8 @@ def open_trained(
         source: a run folder, whose best weights are taken, or a weight file that training wrote; the folder of a
             conversion, whose teacher is opened with it; or a folder that timm saved (`timm.models.save_for_hf`), or
             transformers (`save_pretrained`, of a classifier, a semantic segmenter, a detector, a network of depth or an
-            encoder, and of its image processor); or "timm/NAME" with timm's weights, or "timm/NAME=FILE" with those of
-            a file; or "pretrained/NAME" with the authors' weights.
+            encoder, and of its image processor), or segmentation_models_pytorch (`save_pretrained`); or "timm/NAME"
+            with timm's weights, or "timm/NAME=FILE" with those of a file; or "pretrained/NAME" with the authors'.
         task: what it must be for, a name of `TASKS`; anything if left out.
         img_size: pixels of its images, one number or (height, width), for a network that looks at images of one size;
             as in training if left out.
@@ -77,10 +87,9 @@ def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where
     if str(source).startswith(TIMM):
         return _for_task(open_timm(str(source).removeprefix(TIMM), img_size, where), source, task)
     path = source_of(source)
-    if timms := folder_of_timm(path):
-        return _for_task(open_timm_folder(timms, img_size, where), source, task)
-    if theirs := folder_of_transformers(path):
-        return _for_task(open_transformers_folder(theirs, img_size, where), source, task)
+    for find, open_folder in FOLDERS_OF_OTHERS:
+        if theirs := find(path):
+            return _for_task(open_folder(theirs, img_size, where), source, task)
     if path.is_dir() and not any((path / f"{kind}.json").is_file() for kind in FOLDERS):
         # as `subquad.upload` leaves a conversion: its weights alone say what they are
         path = path / HUB if not (path / BEST).is_file() and (path / HUB).is_file() else path
@@ -156,7 +165,7 @@ def made_again(made: Mapping[str, Any], state: Mapping[str, Tensor], *, task: st
 
 def _for_task(opened: Trained, source: Path | str, task: str | None) -> Trained:
     if task not in (None, opened.task):
-        whose = "timm's" if "timm" in opened.made else "transformers'"
+        whose = next(WHOSE[library] for library in MAKERS if library in opened.made)
         raise SubquadError(f"{source}, a network of {whose}, is for the task {opened.task}, not for {task}")
     return opened
 

@@ -15,6 +15,7 @@ from subquad.models.pretrained import HUB_CONFIG, HUB_PICTURES, HUB_WEIGHTS
 from subquad.ranges import Pixels, height_and_width
 from subquad.runs.transformers_classes import class_named, of_making, task_of
 from subquad.tasks import ImageNetwork, Trained
+from subquad.tasks.class_names import numbered
 from subquad.tasks.transformers_network import DEPTH, DenseOfTransformers, NetworkOfTransformers
 from subquad.text import one_line
 from subquad.weights.files import read_note
@@ -120,7 +121,7 @@ def _classes(config: Any, model: NetworkOfTransformers) -> tuple[str, ...]:
     names = [str(config.id2label[number]) for number in sorted(config.id2label)] if count else []
     if len(names) == count and names != [f"LABEL_{number}" for number in range(count)]:
         return tuple(names)
-    return tuple(f"class {number}" for number in range(count)) if isinstance(model, DenseOfTransformers) else ()
+    return numbered(count) if isinstance(model, DenseOfTransformers) else ()
 
 
 def _pictures(folder: Path, img_size: Pixels | None, name: str) -> dict[str, Any]:

@@ -16,6 +16,11 @@ def check_classes(data: str, found: Sequence[str], known: Sequence[str], *, hint
         raise SubquadError(f"{counts}, and they differ: {_difference(found, known)}{told}")
 
 
+def numbered(count: int) -> tuple[str, ...]:
+    """What classes are called of which only the number is known."""
+    return tuple(f"class {number}" for number in range(count))
+
+
 def check_same_classes(training: Sequence[str], validation: Sequence[str]) -> None:
     """Raise where the data to judge by has other classes than the data to train on, or has them in another order."""
     if tuple(training) != tuple(validation):

@@ -112,6 +112,7 @@ class Task(ABC):
         facts: entries that a run's facts must have, with their types.
         of_transformers: what the names of transformers' classes for this task end with.
         foreign_steps: what their processors may do beside, which nothing is shown of here.
+        of_smp: whether the networks of segmentation_models_pytorch are for this task.
         recipe: what was asked for.
         model: the network, with its initial weights and its `creation`.
         train_images, eval_images: data sets whose items are None where an image is broken.
@@ -140,6 +141,7 @@ class Task(ABC):
     facts: ClassVar[Mapping[str, tuple[type, ...]]] = MappingProxyType({})
     of_transformers: ClassVar[tuple[str, ...]] = ()
     foreign_steps: ClassVar[frozenset[str]] = frozenset()
+    of_smp: ClassVar[bool] = False
 
     collate: Callable[[list[Any]], Any] | None = None
     eval_collate: Callable[[list[Any]], Any] | None = None
@@ -277,7 +279,8 @@ class Task(ABC):
         Args:
             classes: their names; none where it has none, or they are not known.
             pictures: how images are brought to it, the fields of `subquad.data.InputConfig`; of a detector whose images
-                differ in size `short_side` and `long_side` too, and what else `ObjectInput` has.
+                differ in size `short_side` and `long_side` too, and what else `ObjectInput` has; of scenes that stay as
+                they are the `crop_mode` "none".
 
         Raises:
             SubquadError: they are brought in a way that the task has not.
@@ -286,7 +289,7 @@ class Task(ABC):
 
     @classmethod
     def called_with_images(cls, network: Any) -> nn.Module:
-        """A network of transformers, of a class that `of_transformers` names, called as those of the task are."""
+        """A network of another library, of a class that `of_transformers` names or of `of_smp`, called as ours are."""
         return NetworkOfTransformers(network)
 
     @classmethod

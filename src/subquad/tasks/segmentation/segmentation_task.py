@@ -27,6 +27,7 @@ from subquad.tasks.segmentation.scene_transforms import (
 )
 from subquad.tasks.segmentation.segmentation_recipe import SegmentRecipe
 from subquad.tasks.segmentation.segmenters import AUXILIARY_WEIGHT, SEGMENTERS, build_segmenter
+from subquad.tasks.segmentation.smp_segmenter import SegmenterOfSmp, is_of_smp
 from subquad.tasks.segmentation.trained_segmenter import (
     SceneJudgement,
     SegmentedScene,
@@ -57,6 +58,7 @@ class Segmentation(Task):
     title: ClassVar[str] = "Semantic segmentation: train, compare, evaluate, predict."
     noun: ClassVar[str] = "segmenter"
     of_transformers: ClassVar[tuple[str, ...]] = ("ForSemanticSegmentation",)
+    of_smp: ClassVar[bool] = True
     recipe_class: ClassVar[type[SegmentRecipe]] = SegmentRecipe
     commands: ClassVar[Mapping[str, str]] = {
         "train": "segment train",
@@ -172,18 +174,18 @@ class Segmentation(Task):
 
     @classmethod
     def called_with_images(cls, network: Any) -> nn.Module:
-        return SegmenterOfTransformers(network)
+        return SegmenterOfSmp(network) if is_of_smp(network) else SegmenterOfTransformers(network)
 
     @classmethod
     def foreign_note(cls, classes: Sequence[str], pictures: Mapping[str, Any]) -> dict[str, Any]:
         """Give scenes the whole of the image: a crop would leave pixels without a class, and is refused."""
         if pictures["crop_pct"] < 1:
             raise SubquadError("images are cropped for it, so that pixels outside would have no class")
-        size, keeps_aspect = list(pictures["img_size"]), pictures["crop_mode"] == "center"
+        size, mode = list(pictures["img_size"]), pictures["crop_mode"]
         scenes = {
             "crop": size,
-            "short_side": min(size) if keeps_aspect else None,
-            "size": None if keeps_aspect else size,
+            "short_side": min(size) if mode == "center" else None,
+            "size": size if mode == "squash" else None,
             **{name: pictures[name] for name in ("mean", "std", "interpolation")},
         }
         return {"classes": list(classes), "input": scenes, "slide": False}

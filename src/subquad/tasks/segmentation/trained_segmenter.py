@@ -18,7 +18,7 @@ from subquad.data import InputConfig, create_loader
 from subquad.models.pretrained import figures_text, released_in
 from subquad.ranges import Pixels, height_and_width
 from subquad.tasks.accuracy import check_finite, evaluating
-from subquad.tasks.class_names import check_classes
+from subquad.tasks.class_names import check_classes, numbered
 from subquad.tasks.confusion import save_confusion
 from subquad.tasks.held_out import HeldOut, evenly_some
 from subquad.tasks.image_files import evenly_chosen, plan_outputs, readable_pictures, said_of, save_picture
@@ -86,7 +86,7 @@ class TrainedSegmenter(Trained):
         if self.data is None:
             return None
         images = load_scenes(self.data_to_judge(data_dir), split="validation", classes=self.classes)
-        check_classes(images.name, images.classes, self.classes, hint=OTHER_NAMES)
+        check_scenes(images, self.classes)
         images.transform = SceneTransform(self.input)
         some, classes = evenly_some(images, most), len(self.classes)
 
@@ -108,6 +108,12 @@ class TrainedSegmenter(Trained):
     def window(self, slide: bool | None) -> tuple[int, int] | None:
         """The window to look through, None for none; as in training where `slide` is None."""
         return self.input.crop if (self.slide if slide is None else slide) else None
+
+
+def check_scenes(images: SceneDataset, classes: Sequence[str]) -> None:
+    """Raise where scenes have other classes than a network, whose own may have numbers alone, those of the labels."""
+    if len(images.classes) != len(classes) or tuple(classes) != numbered(len(classes)):
+        check_classes(images.name, images.classes, classes, hint=OTHER_NAMES)
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,7 @@ def judge_segmenter(
 ) -> SceneJudgement:
     """Intersection over union on what a segmenter was trained on, or on other scenes with the same classes."""
     images = load_scenes(trained.data_to_judge(data), split=split, classes=trained.classes, strict=strict)
-    check_classes(images.name, images.classes, trained.classes, hint=OTHER_NAMES)
+    check_scenes(images, trained.classes)
     images.transform = SceneTransform(trained.input)
     loader = create_loader(images, batch_size=1, collate=leave_apart)
     start = time.perf_counter()
