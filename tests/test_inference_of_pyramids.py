@@ -1,4 +1,4 @@
-"""`subquad.optimize` of timm's PVTv2 and transformers' SegFormer, as they are and converted."""
+"""`subquad.optimize` of timm's PVTv2 and SegFormer, transformers' and smp's, as they are and converted."""
 
 import pickle
 from copy import deepcopy
@@ -12,7 +12,26 @@ from subquad.kernels import replaying, unavailable
 
 NATIVE = unavailable("native") is None
 ALL = [None, "softmax", "linear", "inline", "agent", "mlla"]
-KINDS = ["PVTv2", "SegFormer"]
+KINDS = ["PVTv2", "SegFormer", "MiT"]
+
+
+class Summed(torch.nn.Module):
+    """What all maps of an encoder say, in the mean."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x):
+        # the first are the images
+        return torch.cat([one.mean((2, 3)) for one in self.encoder(x)[2:]], dim=1)
+
+
+def mit(*, drop_path_rate=0.0, **settings):
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    sizes = {"embed_dims": [16, 32, 48, 64], "num_heads": [1, 2, 3, 4], "depths": [1, 1, 1, 1], "qkv_bias": True}
+    sizes |= {"sr_ratios": [8, 4, 2, 1], "out_channels": (3, 0, 16, 32, 48, 64), "drop_path_rate": drop_path_rate}
+    return Summed(smp.encoders.mix_transformer.MixVisionTransformerEncoder(**sizes | settings))
 
 
 def network(kind, name=None, **settings):
@@ -22,6 +41,8 @@ def network(kind, name=None, **settings):
         sizes = {"depths": (1, 1, 1), "embed_dims": (16, 32, 48), "num_heads": (1, 2, 3), "mlp_ratios": (4, 4, 4)}
         model = PyramidVisionTransformerV2(**sizes | {"sr_ratios": (4, 2, 1), "num_classes": 5} | settings)
         model.pretrained_cfg = {"input_size": (3, 64, 64)}
+    elif kind == "MiT":
+        model = mit(**settings)
     else:
         transformers = pytest.importorskip("transformers", "5.1")
         sizes = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "num_attention_heads": [1, 2, 3, 4]}
@@ -88,6 +109,10 @@ def test_blocks_that_are_kernels_alone_are_one_call(kind):
         *(("PVTv2", place) for place in ("norm1", "attn.q", "attn.proj", "norm2", "mlp", "mlp.dwconv", "mlp.act")),
         *(("SegFormer", place) for place in ("layernorm_before", "attention.q_proj", "attention", "layernorm_after")),
         *(("SegFormer", place) for place in ("mlp.fc1", "mlp.dwconv", "mlp.dwconv.dwconv", "mlp.activation_fn")),
+        *(
+            ("MiT", place)
+            for place in ("norm1", "attn.q", "attn", "norm2", "mlp.dwconv", "mlp.dwconv.dwconv", "mlp.act")
+        ),
     ],
 )
 @pytest.mark.parametrize("name", [None, "linear"])
@@ -112,6 +137,8 @@ def test_who_listens_hears_every_step(kind, place, name):
         ("SegFormer", {"hidden_act": "relu"}),
         ("SegFormer", {"attn_implementation": "eager"}),
         ("SegFormer", {"hidden_dropout_prob": 0.5, "drop_path_rate": 0.5}),
+        ("MiT", {"qkv_bias": False}),
+        ("MiT", {"drop_rate": 0.5, "drop_path_rate": 0.5}),
     ],
 )
 @pytest.mark.parametrize("name", [None, "linear"])
@@ -128,7 +155,7 @@ def test_what_drops_may_go_on_in_evaluation(kind):
     fast = subquad.optimize(network(kind, "linear", drop_path_rate=0.9))
     x = torch.randn(8, 3, 64, 64)
     quiet = answer(fast, x)
-    dropping = [block.drop_path if kind == "SegFormer" else block.drop_path2 for block in blocks_of(fast)]
+    dropping = [block.drop_path2 if kind == "PVTv2" else block.drop_path for block in blocks_of(fast)]
     for one in dropping:
         one.train()
     assert error(answer(fast, x), quiet) > 1e-3

@@ -27,6 +27,9 @@ DROPS = nn.Identity, nn.Dropout, DropPath
 NORMS = nn.LayerNorm, LayerNorm
 """LayerNorms: PyTorch's, and timm's, which computes the same."""
 
+NORM_OF_SMP = "segmentation_models_pytorch.encoders.mix_transformer.LayerNorm"
+"""One that knows maps beside tokens, and computes the same of these."""
+
 OF_TIMM: dict[type[nn.Module], str] = {GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu"}
 
 Weights = tuple[Tensor, Tensor | None]
@@ -178,7 +181,9 @@ def drops_no_branch(block: nn.Module) -> bool:
 
 def is_norm(norm: nn.Module) -> bool:
     """Whether this is a LayerNorm with factors and biases, which the kernels read."""
-    return type(norm) in NORMS and norm.weight is not None and norm.bias is not None
+    cls = type(norm)
+    known = cls in NORMS or f"{cls.__module__}.{cls.__qualname__}" == NORM_OF_SMP
+    return known and norm.weight is not None and norm.bias is not None
 
 
 def is_depthwise(conv: Any) -> bool:

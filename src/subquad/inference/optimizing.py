@@ -46,7 +46,8 @@ def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
     - blocks of timm's and transformers' plain networks (ViT, DeiT, DINOv2, RADIO, SigLIP, CLIP), converted or as they
       are, and converted ones of Swin; with rotary positions (DINOv3, EVA) and in windows (Swin, ours and timm's) each
       half is a step or a few; of timm's BEiT and ViTs with relative positions the MLP's half is one; of timm's PVTv2
-      and transformers' SegFormer that is three, and so is the other half around converted layers.
+      and SegFormer (transformers' and MiT of segmentation_models_pytorch) that is three, and so is the other half
+      around converted layers.
 
     Blocks that are kernels alone are one call of the library from the second time on, and what is between its steps
     stays with the thread, up to 256 MB. Where PyTorch's products in fp32 use half of a processor's multipliers (AMD's

@@ -1,4 +1,4 @@
-"""Blocks of pyramids whose MLPs look at the map, timm's PVTv2 and transformers' SegFormer, in few steps.
+"""Blocks of pyramids whose MLPs look at the map, in few steps: timm's PVTv2, SegFormer of transformers and of smp.
 
 Such a block is of its library's class before and of a class derived from it afterwards, with the same modules and
 parameters. A call tells it where its tokens stand. The MLP's half is three steps, and so is that around a converted
@@ -30,6 +30,7 @@ from subquad.kernels import replayed
 from subquad.tracing import refuse_torchscript
 
 SEGFORMER = "transformers.models.segformer.modeling_segformer"
+MIT = "segmentation_models_pytorch.encoders.mix_transformer"
 PREFIX = "Fused"
 
 
@@ -137,6 +138,36 @@ class FusedSegformerLayer(OnMap):
         return half_on_map(self, y, norm, mlp, mlp.dwconv.dwconv, grid)
 
 
+class FusedMitBlock(OnMap):
+    """That of segmentation_models_pytorch, in evaluation, which is handed maps (b, c, y, x); training is as it was."""
+
+    attends: ClassVar[str] = "attn"
+    norms: ClassVar[tuple[str, str]] = ("norm1", "norm2")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or not drops_no_branch(self):
+            answers: Tensor = super().forward(x)
+            return answers
+        grid = TokenGrid(x.shape[-2], x.shape[-1])
+        return grid.to_image(self.few_steps(x.flatten(2).mT, grid))
+
+    def attended(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
+        answers: Tensor = self.get_submodule("attn")(tokens, *grid.shape)
+        return answers
+
+    def fed(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
+        answers: Tensor = self.get_submodule("mlp")(tokens, *grid.shape)
+        return answers
+
+    def second_half(self, y: Tensor, norm: nn.Module, grid: TokenGrid) -> Tensor | None:
+        mlp: Any = self.mlp
+        if full_name(type(mlp)) != f"{MIT}.Mlp" or does_more(mlp.dwconv):
+            return None
+        if activation_of(mlp.act) != "gelu" or not drops_nothing(mlp.drop):
+            return None
+        return half_on_map(self, y, norm, mlp, mlp.dwconv.dwconv, grid)
+
+
 def half_on_map(
     block: nn.Module, y: Tensor, norm: nn.Module, mlp: Any, conv: nn.Module, grid: TokenGrid
 ) -> Tensor | None:
@@ -154,19 +185,29 @@ def fuse_all(model: nn.Module) -> None:
         if type(module) is Block:
             module.__class__ = FusedPvtV2Block
         elif full_name(type(module)) == f"{SEGFORMER}.SegformerLayer" and hasattr(module.attention, "q_proj"):
-            module.__class__ = fused_segformer()
+            module.__class__ = derived(f"{PREFIX}SegformerLayerOfTransformers")
+        elif full_name(type(module)) == f"{MIT}.Block":
+            module.__class__ = derived(f"{PREFIX}MitBlockOfSmp")
+
+
+DERIVED = {
+    f"{PREFIX}SegformerLayerOfTransformers": (SEGFORMER, "SegformerLayer", FusedSegformerLayer),
+    f"{PREFIX}MitBlockOfSmp": (MIT, "Block", FusedMitBlock),
+}
+"""Blocks of few steps of libraries that may not be there, by the names of their classes: the library's file and class,
+and what it is derived from as well."""
 
 
 @cache
-def fused_segformer() -> type[nn.Module]:
-    """The class of blocks of few steps that is derived from transformers'."""
-    cls = importlib.import_module(SEGFORMER).SegformerLayer
-    contents = {"__module__": __name__, "__doc__": cls.__doc__}
-    return type(f"{PREFIX}{cls.__name__}OfTransformers", (FusedSegformerLayer, cls), contents)
+def derived(name: str) -> type[nn.Module]:
+    """The class of this name, made of the library's own."""
+    file, kind, of_few_steps = DERIVED[name]
+    cls = getattr(importlib.import_module(file), kind)
+    return type(name, (of_few_steps, cls), {"__module__": __name__, "__doc__": cls.__doc__})
 
 
 def __getattr__(name: str) -> type[nn.Module]:
     """The class of this name, which pickles ask for."""
-    if name == f"{PREFIX}SegformerLayerOfTransformers":
-        return fused_segformer()
+    if name in DERIVED:
+        return derived(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
