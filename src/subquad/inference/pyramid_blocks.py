@@ -131,11 +131,9 @@ class FusedSegformerLayer(OnMap):
 
     def second_half(self, y: Tensor, norm: nn.Module, grid: TokenGrid) -> Tensor | None:
         mlp: Any = self.mlp
-        if full_name(type(mlp)) != f"{SEGFORMER}.SegformerMixMLP" or does_more(mlp.dwconv):
+        if full_name(type(mlp)) != f"{SEGFORMER}.SegformerMixMLP" or of_transformers(mlp.activation_fn) != "gelu":
             return None
-        if of_transformers(mlp.activation_fn) != "gelu" or not drops_nothing(mlp.dropout):
-            return None
-        return half_on_map(self, y, norm, mlp, mlp.dwconv.dwconv, grid)
+        return half_of_mix(self, y, norm, mlp, mlp.dropout, grid)
 
 
 class FusedMitBlock(OnMap):
@@ -161,11 +159,18 @@ class FusedMitBlock(OnMap):
 
     def second_half(self, y: Tensor, norm: nn.Module, grid: TokenGrid) -> Tensor | None:
         mlp: Any = self.mlp
-        if full_name(type(mlp)) != f"{MIT}.Mlp" or does_more(mlp.dwconv):
+        if full_name(type(mlp)) != f"{MIT}.Mlp" or activation_of(mlp.act) != "gelu":
             return None
-        if activation_of(mlp.act) != "gelu" or not drops_nothing(mlp.drop):
-            return None
-        return half_on_map(self, y, norm, mlp, mlp.dwconv.dwconv, grid)
+        return half_of_mix(self, y, norm, mlp, mlp.drop, grid)
+
+
+def half_of_mix(
+    block: nn.Module, y: Tensor, norm: nn.Module, mlp: Any, drop: nn.Module, grid: TokenGrid
+) -> Tensor | None:
+    """Tokens y (b, n, c) behind SegFormer's MLP, whose convolution is within a module of its own; None for others."""
+    if does_more(mlp.dwconv) or not drops_nothing(drop):
+        return None
+    return half_on_map(block, y, norm, mlp, mlp.dwconv.dwconv, grid)
 
 
 def half_on_map(
