@@ -39,7 +39,7 @@ def test_sides_of_a_step_are_no_multiples_of_a_larger_one():
 @pytest.mark.parametrize("step", [1, 2, 8, 14, 32])
 def test_the_step_of_a_network_is_found(step):
     model = Halving(step) if step > 1 else nn.Conv2d(3, 4, 1)
-    assert step_of_sides(model, 3, torch.float32, (54, 103)) == step
+    assert step_of_sides(model, 3, torch.float32, 17) == (step, step * -(-17 // step))
 
 
 @pytest.mark.parametrize("step", [8, 14])
@@ -59,6 +59,21 @@ def test_a_package_says_of_which_numbers_sides_are_multiples():
     check_taken(torch.zeros(2, 3, 24, 48), takes, "images")
     with pytest.raises(SubquadError, match=r"height 16 to 16384 in steps of 8, width .*, got 2 × 3 × 24 × 50"):
         check_taken(torch.zeros(2, 3, 24, 50), takes, "images")
+
+
+class UpTo(nn.Module):
+    """Positions for so many patches of 8, of which fewer are cut: it takes smaller images, and no larger ones."""
+
+    def forward(self, x):
+        patches = nn.functional.avg_pool2d(x, 8).flatten(2)
+        if x.shape[-1] % 8 or x.shape[-2] % 8:
+            raise RuntimeError("no whole patches")
+        return patches + torch.zeros(64)[: patches.shape[-1]]
+
+
+def test_a_network_of_small_images_alone_is_told_so_at_the_sides_that_are_compared(tmp_path):
+    with pytest.raises(SubquadError, match=r"does not take images of .* leave size out of what is dynamic"):
+        export(UpTo(), tmp_path / "n.pt2", format="pt2", img_size=64, dynamic="size")
 
 
 def test_a_network_of_one_size_is_refused_by_what_it_says_itself(tmp_path):

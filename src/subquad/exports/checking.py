@@ -19,8 +19,13 @@ def checked_shapes(
     img_size: tuple[int, int], batch: int, dynamic: Sequence[str], least: int, step: int = 1
 ) -> list[Shape]:
     """The sizes at which what was written is tried: its own, and one that was not traced where any may change."""
-    other = multiples_from((least + 37, least + 86), step) if "size" in dynamic else img_size
+    other = other_sides(least, step) if "size" in dynamic else img_size
     return list(dict.fromkeys([(batch, *img_size), (3 if "batch" in dynamic else batch, *other)]))
+
+
+def other_sides(least: int, step: int) -> tuple[int, int]:
+    """Height and width that are not traced, of a network that takes multiples of `step` from `least` on."""
+    return multiples_from((least + 37, least + 86), step)
 
 
 def multiples_from(sides: tuple[int, int], step: int) -> tuple[int, int]:

@@ -284,12 +284,11 @@ def _in_steps(model: nn.Module, channels: int, wanted: _Wanted) -> _Wanted:
     """What is wanted, with the number of which all sides are multiples that this network takes."""
     if "size" not in wanted.dynamic:
         return wanted
-    (_, *sides) = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least)[-1]
     try:
-        step = step_of_sides(model, channels, wanted.dtype, (sides[0], sides[1]))
+        step, least = step_of_sides(model, channels, wanted.dtype, wanted.least)
     except SubquadError as error:
         raise SubquadError(f"{error}{_hint(wanted)}") from error
-    return replace(wanted, step=step, least=step * -(-wanted.least // step))
+    return replace(wanted, step=step, least=least)
 
 
 _ToTry = tuple[tuple[Tensor, ...], Sequence[tuple[int, ...]], list[Tried]]
