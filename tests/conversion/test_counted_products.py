@@ -102,7 +102,7 @@ def test_text_where_a_student_would_take_more():
 def test_products_of_every_family_are_counted(name):
     model = foreign_teacher(name) if name in FOREIGN else teacher_of_more(name)
     side = 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64
-    if name in PYRAMIDS or "Twins-SVT" in name or "MobileNetV4" in name:
+    if name in PYRAMIDS or any(kind in name for kind in ("MiT of", "Twins-SVT", "MobileNetV4")):
         # where a student has keys and values of all places, which cost more than softmax of few does
         side = 512
     without = convert(model, "linear", img_size=side)

@@ -1,5 +1,7 @@
 """Networks of further packages, built of classes of their own: stand-ins for all, themselves where installed."""
 
+import copy
+
 import pytest
 import torch
 from foreign import difference, draw
@@ -67,6 +69,13 @@ def test_cubes_and_squares_are_known_by_their_positions_and_three_sides_are_for_
     assert converted_layers(subquad.convert(square, "focused"))[0].inner.positions.grid == TokenGrid(4, 4, 1)
     with pytest.raises(SubquadError, match=r"img_size has 3 sides, \(16, 64, 64\), and this network takes images"):
         subquad.convert(square, "linear", img_size=(16, 64, 64))
+
+
+@torch.no_grad()
+def test_copies_of_a_student_know_where_patches_stand():
+    """Those of an einops layer have none of its hooks."""
+    student, x = subquad.convert(like_vit_pytorch(), "inline").eval(), torch.randn(2, 3, 64, 64)
+    assert torch.equal(copy.deepcopy(student)(x), student(x))
 
 
 @torch.no_grad()

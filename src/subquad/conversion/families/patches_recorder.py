@@ -1,4 +1,4 @@
-"""Where tokens stand behind a convolution of patches or an einops layer that cuts them: of images, volumes and films.
+"""Where tokens stand behind a convolution of patches, or a chain that begins with einops' cut, of images or volumes.
 
 Vit-pytorch's networks and MONAI's cut patches so. The maps of a volume are one map, each below the one before it, as
 those of a film (`film_recorder.py`). Most of these networks do not say which images they are made for, while they have
@@ -86,11 +86,14 @@ def patch_of(module: Any) -> tuple[int, ...]:
     """Sides of the patches that a module cuts out of images (b, c, ...); none where it cuts none."""
     if isinstance(module, nn.Conv2d | nn.Conv3d):
         return tuple(module.kernel_size) if module.stride == module.kernel_size else ()
-    if not is_called(module, "einops.layers.torch.Rearrange"):
+    # copies of an einops layer have none of its hooks: what holds it is listened to
+    first = next(iter(module), None) if isinstance(module, nn.Sequential) else None
+    if first is None or not is_called(first, "einops.layers.torch.Rearrange"):
         return ()
-    front, _, cut = module.pattern.partition("->")[0].strip().partition(" c ")
+    cutting: Any = first
+    front, _, cut = cutting.pattern.partition("->")[0].strip().partition(" c ")
     names = _CUT.findall(cut) if front == "b" else []
-    return tuple(module.axes_lengths[name] for name in names) if len(names) in (2, 3) else ()
+    return tuple(cutting.axes_lengths[name] for name in names) if len(names) in (2, 3) else ()
 
 
 def _times(sides: Any) -> str:
