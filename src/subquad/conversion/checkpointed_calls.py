@@ -4,7 +4,7 @@ Gradient checkpointing keeps what a block was called with and calls the block ag
 the network may have seen other images. What is kept lies where it lay, so the memory of the tokens tells the call.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from threading import get_ident
 from typing import Any, ClassVar, NamedTuple
 
@@ -243,6 +243,9 @@ def listen_to_calls(model: nn.Module, layers: Iterable[str], embedding: str, rec
         block = next((path for path in around if path.rpartition(".")[2].isdigit()), layer)
         if block != layer:
             blocks.add(block)
+    # where only the `forward` of a whole stage is called again, blocks that stay hand on whose tokens these are
+    beside = {path for block in blocks for path in _beside(model, block)} - heard
+    heard, blocks = heard | beside, blocks | beside
     for path in sorted(heard):
         block_here = None if _holds(path, embedding) else path
         listener: CallListener = (
@@ -251,6 +254,12 @@ def listen_to_calls(model: nn.Module, layers: Iterable[str], embedding: str, rec
             else CallListener(recorder, path, block_here)
         )
         model.get_submodule(path).register_forward_pre_hook(listener, with_kwargs=True)
+
+
+def _beside(model: nn.Module, block: str) -> Iterator[str]:
+    """Paths of the blocks in the list that a block stands in."""
+    holder = block.rpartition(".")[0]
+    return (f"{holder}.{name}" for name, _ in model.get_submodule(holder).named_children() if name.isdigit())
 
 
 def _holds(path: str, embedding: str) -> bool:
