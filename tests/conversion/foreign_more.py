@@ -404,6 +404,17 @@ MORE = {
             ("GIT", "GitVision"),
         )
     },
+    **{
+        f"transformers Data2Vec{name}": (
+            partial(of_transformers, "Data2VecVisionModel", "Data2VecVisionConfig", **biases),
+            [],
+        )
+        for name, biases in {
+            "": {"use_relative_position_bias": True},
+            ", shared biases": {"use_shared_relative_position_bias": True},
+            ", no biases": {"use_absolute_position_embeddings": True},
+        }.items()
+    },
 }
 
 
