@@ -31,7 +31,7 @@ class Chained(nn.Module):
             x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
         x = x + self.pos_embedding
         for block in self.layers:
-            attention, mlp = block
+            attention, mlp, *_ = block
             x = x + attention(x)
             x = x + mlp(x)
         return x
@@ -84,6 +84,15 @@ class OfMonai(nn.Module):
         if attn_mask is not None:
             scores = scores.masked_fill(attn_mask[:, None, None] == 0, -torch.inf)
         return self.drop_output(self.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+
+
+@named("monai.networks.blocks.crossattention", "CrossAttentionBlock")
+class OfMonaiCrossing(nn.Module):
+    """What blocks of earlier versions have beside, and do not call."""
+
+    def __init__(self, dim=48):
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (nn.Linear(dim, dim) for _ in range(3))
 
 
 class Patches(nn.Module):

@@ -389,6 +389,8 @@ def test_the_maps_of_all_frames_of_a_film_stand_below_one_another():
     layers = converted_layers(student)
     # two pairs of frames, each of 4×4 patches; what predicts from the film is no part of it
     assert len(layers) == 2 and layers[0].inner.agent_bias.grid.shape == (8, 4)
+    longer = subquad.convert(model, "agent", num_agents=4, img_size=(6, 64, 64))
+    assert converted_layers(longer)[0].inner.agent_bias.grid.shape == (12, 4)
     films = torch.randn(1, 6, 3, 64, 64)
     assert student(films).last_hidden_state.shape == (1, 48, 48)
     softmax = subquad.convert(model, "softmax")
@@ -435,6 +437,12 @@ def test_masks_of_pytorchs_own_layers_are_read_as_those_layers_hand_them_on():
     )
     with pytest.raises(SubquadError, match="no biases of pairs"):
         student(x, None, torch.randn(64, 64))
+
+
+def test_a_layer_of_data2vec_is_to_know_the_image_for_its_biases():
+    layer = converted_layers(subquad.convert(teacher("transformers Data2Vec"), "softmax"))[0]
+    with pytest.raises(SubquadError, match="call it with resolution"):
+        layer(torch.randn(1, 17, 48))
 
 
 def test_attention_maps_of_a_student_are_refused():

@@ -1,16 +1,18 @@
 """Networks of further packages, built of classes of their own: stand-ins for all, themselves where installed."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from foreign import difference, draw
-from foreign_packages import PACKAGES, OfMonai, like_monai, like_rf_detr, like_vit_pytorch
+from foreign_packages import PACKAGES, OfMonai, OfMonaiCrossing, like_monai, like_rf_detr, like_vit_pytorch
 from torch import nn
 
 import subquad
 from subquad import SubquadError
 from subquad.conversion import converted_layers, load_converted, save_delta
+from subquad.conversion.towers import find_tower
 from subquad.grid import TokenGrid
 
 NETWORKS = [(package, name) for package, networks in PACKAGES.items() for name in networks]
@@ -44,12 +46,15 @@ def test_a_network_of_the_package_itself_is_the_same_with_softmax_and_kept_with_
 
 
 @torch.no_grad()
-def test_maps_of_a_volume_stand_below_one_another():
+def test_maps_of_a_volume_stand_below_one_another(tmp_path):
     model = like_monai(nn.Conv3d, (8, 16, 16), 2 * 4 * 4, channels=1).eval()
     with pytest.raises(SubquadError, match="does not say which images it is made for: give img_size"):
         subquad.convert(model, "softmax")
     student = subquad.convert(model, "focused", img_size=(16, 64, 64))
     assert converted_layers(student)[0].inner.positions.grid == TokenGrid(8, 4)
+    save_delta(student, tmp_path / "delta.safetensors", teacher=model)
+    again = load_converted(tmp_path / "delta.safetensors", model)
+    assert converted_layers(again)[0].inner.positions.grid == TokenGrid(8, 4)
     student = subquad.convert(model, "softmax", img_size=(16, 64, 64))
     x = torch.randn(2, 1, 16, 64, 64)
     assert difference(student(x), model(x)) < 1e-6
@@ -99,6 +104,35 @@ def test_what_monais_layers_do_beside_is_refused(says, named):
         setattr(block[0], says, True)
     with pytest.raises(SubquadError, match=named):
         subquad.convert(model, "linear")
+
+
+def test_attention_to_other_tokens_in_monais_blocks_stays():
+    """Earlier versions of MONAI have it in every block, and do not call it."""
+    model = like_monai()
+    for block in model.layers:
+        block.append(OfMonaiCrossing())
+    assert list(converted_layers(subquad.convert(model, "linear"))) == [0, 1]
+    assert isinstance(model.layers[1][2], OfMonaiCrossing)
+
+
+def test_layers_in_blocks_that_are_lists_are_of_one_stage():
+    """Each was a stage of its own, of which settings and shares of products were told."""
+    assert find_tower(like_vit_pytorch()).depths == [2]
+
+
+@torch.no_grad()
+def test_what_is_no_batch_of_images_is_refused_by_its_shape():
+    student = subquad.convert(like_vit_pytorch(), "linear")
+    with pytest.raises(SubquadError, match=r"takes images \(b, c, height, width\), got \(1, 3, 2, 64, 64\)$"):
+        student(torch.randn(1, 3, 2, 64, 64))
+
+
+@torch.no_grad()
+def test_a_block_of_roboflows_rf_detr_is_not_taken_for_another_kind():
+    student = subquad.convert(like_rf_detr(), "linear")
+    student.config = SimpleNamespace(window_block_indexes=(0, 1, 2))
+    with pytest.raises(SubquadError, match="sees whole images, and is called for windows"):
+        student(torch.randn(1, 3, 64, 64))
 
 
 def test_windows_of_roboflows_rf_detr_stay_and_registers_are_refused():

@@ -114,4 +114,7 @@ def maps_of_calls(
 def stage_of(path: str) -> str:
     """What the paths of a stage's layers have in common: all before the number of the block."""
     parts = path.split(".")
+    if len(parts) > 1 and parts[-1].isdigit() and parts[-2].isdigit():
+        # of the layer in a block that is a list of its parts
+        parts = parts[:-1]
     return ".".join(parts[: max((i for i, part in enumerate(parts) if part.isdigit()), default=0)])

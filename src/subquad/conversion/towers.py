@@ -181,6 +181,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
     whole = recorder.whole_size(getattr(holder, "config", None), size)
     grid = TokenGrid(*_map_behind(stem, modules, recorder, whole), prefix)
     layers = tuple(_layers(root, modules, grid))
+    # layers that stand where they do whatever the image is: their maps are in their weights
     twice = TokenGrid(2 * grid.height, 2 * grid.width, prefix)
     stays = (a.grid == b.grid for a, b in zip(layers, _layers(root, modules, twice), strict=True))
     if img_size not in (None, _size_of(holder, model)) and any(stays):

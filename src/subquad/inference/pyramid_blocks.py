@@ -65,11 +65,13 @@ class OnMap(nn.Module):
 
     def attended(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
         """Normed tokens (b, n, c) behind the attention layer itself."""
-        raise NotImplementedError
+        answers: Tensor = self.get_submodule(self.attends)(tokens, *grid.shape)
+        return answers
 
     def fed(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
         """Normed tokens (b, n, c) behind the MLP itself."""
-        raise NotImplementedError
+        answers: Tensor = self.get_submodule("mlp")(tokens, *grid.shape)
+        return answers
 
     def second_half(self, y: Tensor, norm: nn.Module, grid: TokenGrid) -> Tensor | None:
         """Tokens y (b, n, c) behind the MLP's half, in three steps; None where it is more than that."""
@@ -122,12 +124,8 @@ class FusedSegformerLayer(OnMap):
         return self.few_steps(hidden_states, TokenGrid(height, width))
 
     def attended(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
-        answers: Tensor = self.get_submodule("attention")(tokens, *grid.shape)[0]
-        return answers
-
-    def fed(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
-        answers: Tensor = self.get_submodule("mlp")(tokens, *grid.shape)
-        return answers
+        # with weights that are not formed
+        return super().attended(tokens, grid)[0]
 
     def second_half(self, y: Tensor, norm: nn.Module, grid: TokenGrid) -> Tensor | None:
         mlp: Any = self.mlp
@@ -148,14 +146,6 @@ class FusedMitBlock(OnMap):
             return answers
         grid = TokenGrid(x.shape[-2], x.shape[-1])
         return grid.to_image(self.few_steps(x.flatten(2).mT, grid))
-
-    def attended(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
-        answers: Tensor = self.get_submodule("attn")(tokens, *grid.shape)
-        return answers
-
-    def fed(self, tokens: Tensor, grid: TokenGrid) -> Tensor:
-        answers: Tensor = self.get_submodule("mlp")(tokens, *grid.shape)
-        return answers
 
     def second_half(self, y: Tensor, norm: nn.Module, grid: TokenGrid) -> Tensor | None:
         mlp: Any = self.mlp

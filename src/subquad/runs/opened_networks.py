@@ -41,6 +41,7 @@ FOLDERS_OF_OTHERS = (
 """What finds a folder that another library saved, and what opens it."""
 
 WHOSE = {"timm": "timm's", "transformers": "transformers'", "smp": "segmentation_models_pytorch's"}
+"""How these are called in a sentence."""
 
 FOLDERS = {"conversion": "subquad.conversion.opened_conversion"}
 """Folders of another kind than runs, by the name of the .json in them and the key of their files' notes: the module

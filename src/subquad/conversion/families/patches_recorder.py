@@ -53,32 +53,31 @@ class PatchesRecorder(GridRecorder):
     @classmethod
     def size_of(cls, network: nn.Module, embedding: nn.Module) -> tuple[int, ...] | None:
         """The sides of the square or cube that has as many patches as there are positions; None where none has."""
-        patch = patch_of(embedding)
-        for module in network.modules():
-            for positions in (getattr(module, name, None) for name in _POSITIONS):
-                if isinstance(positions, Tensor):
-                    # those of a class token stand with those of the patches where the token does
-                    tokens = getattr(module, "cls_token", None)
-                    count = positions.shape[-2] - (0 if tokens is None else tokens.flatten(0, -2).shape[0])
-                    side = round(count ** (1 / len(patch)))
-                    return tuple(side * length for length in patch) if side ** len(patch) == count else None
-        return None
+        patch, named = patch_of(embedding), ((one, name) for one in network.modules() for name in _POSITIONS)
+        holder, name = next((pair for pair in named if isinstance(getattr(*pair, None), Tensor)), (None, ""))
+        if holder is None:
+            return None
+        count, tokens = getattr(holder, name).shape[-2], getattr(holder, "cls_token", None)
+        if tokens is not None:
+            # whose positions stand with those of the patches where the token does
+            count -= tokens.flatten(0, -2).shape[0]
+        side = round(count ** (1 / len(patch)))
+        return tuple(side * length for length in patch) if side ** len(patch) == count else None
 
     def __call__(self, module: Any, arguments: Any, named: Any) -> None:
         """What a hook in front of the embedding is called with.
 
         Raises:
-            SubquadError: it is one image without a batch, or the embedding was replaced since the conversion.
+            SubquadError: these are no batch of images, or the embedding was replaced since the conversion.
         """
         patch, x = patch_of(module), arguments[0]
         if not patch:
             raise SubquadError(f"the patch embedding, now a {type(module).__name__} that cuts no patches, {REPLACED}")
-        if x.dim() == len(patch) + 1:
+        if x.dim() != len(patch) + 2:
             axes = "depth, height, width" if len(patch) == 3 else "height, width"
-            raise SubquadError(
-                f"a converted network takes images (b, {x.shape[0]}, {axes}), got {tuple(x.shape)}: x[None] makes a "
-                "batch of one image"
-            )
+            alone = x.dim() == len(patch) + 1
+            channels, hint = (x.shape[0], ": x[None] makes a batch of one image") if alone else ("c", "")
+            raise SubquadError(f"a converted network takes images (b, {channels}, {axes}), got {tuple(x.shape)}{hint}")
         self.record(TokenGrid(*self.map_from(module, x.shape[2:])))
 
 

@@ -123,6 +123,11 @@ class RoboflowBlock(InOrderOfWindows):
     def forward(
         self, hidden_states: Tensor, output_attentions: bool = False, run_full_attention: bool = False
     ) -> tuple[Tensor, None]:
+        if not run_full_attention:
+            raise SubquadError(
+                "a converted block of RF-DETR sees whole images, and is called for windows: convert the network after "
+                "window_block_indexes are set"
+            )
         of_image = hidden_states.unflatten(0, (-1, self.side**2)).flatten(1, 2)
         order = self.order(self.grid_under(of_image), of_image.device)
         x = self.through("norm1", of_image).index_select(1, order)
