@@ -282,6 +282,7 @@ PYRAMIDS = {
         partial(pyramid_of_transformers, "PvtV2Model", "PvtV2Config", image_size=64, linear_attention=True),
         [(64, 96), (96, 80)],
     ),
+    "transformers PVT": (partial(pyramid_of_transformers, "PvtModel", "PvtConfig", image_size=64), []),
     "transformers GLPN": (partial(pyramid_of_transformers, "GLPNModel", "GLPNConfig"), [(64, 96), (96, 80)]),
 }
 

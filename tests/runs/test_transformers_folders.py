@@ -109,6 +109,17 @@ def test_a_folder_is_converted_and_its_student_opened_alone(name, tmp_path):
     assert opened.model(torch.randn(1, 3, 32, 32)).isfinite().all()
 
 
+def test_a_configuration_may_say_nothing_of_labels(tmp_path):
+    # PVT's makes none up
+    stages = {"hidden_sizes": [16, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 2, 2]}
+    model = transformers.PvtForImageClassification(transformers.PvtConfig(**stages, image_size=64, num_labels=7))
+    model.eval().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PICTURES))
+    opened, x = subquad.open_trained(tmp_path, img_size=64), torch.randn(1, 3, 64, 64)
+    assert opened.classes == () and opened.model.num_classes == 7
+    torch.testing.assert_close(opened.model(x), model(x).logits)
+
+
 def test_an_encoder_may_lack_the_pooler_that_is_not_asked(tmp_path):
     sizes = transformers.ViTConfig(**SIZES)
     model = transformers.ViTModel(sizes, add_pooling_layer=False).eval()

@@ -118,7 +118,9 @@ def open_transformers_folder(folder: Path, img_size: Pixels | None, device: torc
 def _classes(config: Any, model: NetworkOfTransformers) -> tuple[str, ...]:
     """Their names; where transformers made them up none, or, of places and objects, their numbers."""
     count = model.num_classes
-    names = [str(config.id2label[number]) for number in sorted(config.id2label)] if count else []
+    # a configuration of PVT says none of its labels' names where nobody gave it any
+    labels = (config.id2label or {}) if count else {}
+    names = [str(labels[number]) for number in sorted(labels)]
     if len(names) == count and names != [f"LABEL_{number}" for number in range(count)]:
         return tuple(names)
     return numbered(count) if isinstance(model, DenseOfTransformers) else ()

@@ -1,4 +1,4 @@
-"""Attention of pyramids whose keys are reduced: timm's PVTv2 and Twins; transformers' SegFormer, PVTv2 and GLPN; MiT.
+"""Attention of pyramids whose keys are reduced: timm's PVTv2, Twins; transformers' SegFormer, PVT, PVTv2, GLPN; MiT.
 
 Wang et al. 2021, arXiv 2102.12122 and 2106.13797; Xie et al. 2021, arXiv 2105.15203. A quadratic mechanism keeps the
 fewer keys, all others see the whole map, and the convolutions that reduce it go, as in our own PVT.
@@ -180,6 +180,17 @@ class TransformersPvtV2Attention(ReducingAttention):
 
     replaces: ClassVar[tuple[str, ...]] = ("transformers.models.pvt_v2.modeling_pvt_v2.PvtV2SelfAttention",)
     reduced_by: ClassVar[tuple[str, str, str, str]] = ("pool", "spatial_reduction", "layer_norm", "act")
+
+
+class TransformersPvtAttention(ReducingAttention):
+    """transformers' PVT, whose last stage has a class token in front of its map."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("transformers.models.pvt.modeling_pvt.PvtEfficientSelfAttention",)
+    reduced_by: ClassVar[tuple[str, str, str, str]] = ("pool", "sequence_reduction", "layer_norm", "act")
+    answered_as: ClassVar[tuple[str, ...]] = ()
+
+    def forward(self, hidden_states: Tensor, height: int, width: int, *args: Any, **kwargs: Any) -> tuple[Tensor]:  # type: ignore[override]
+        return (self.attend(hidden_states, TokenGrid(height, width, self.tokens_in_front)),)
 
 
 class OlderSegformerAttention(ReducingAttention):
