@@ -21,9 +21,9 @@ from subquad.grid import GridRows, TokenGrid
 from subquad.tracing import is_exporting, larger, surely
 
 
-def same_prefix(built: TokenGrid, called: TokenGrid) -> None:
-    """Raise if position tables built for one number of prefix tokens are asked for another."""
-    if built.prefix != called.prefix:
+def same_prefix(built: TokenGrid, called: TokenGrid, *, repeats: bool = False) -> None:
+    """Raise if position tables built for one number of prefix tokens are asked for another, or no multiple of it."""
+    if called.prefix % built.prefix if repeats and built.prefix else built.prefix != called.prefix:
         raise SubquadError(
             f"built for {built.prefix} prefix tokens but called with {called.prefix}: "
             "a position table has a row for each of them; construct the mechanism with the grid that it will see"
@@ -127,9 +127,16 @@ def bin_means(size: int, count: int, like: Tensor) -> Tensor:
 
 
 class GridTable(nn.Module):
-    """What the tables share: moving to another grid keeps device, dtype and whether a parameter is frozen."""
+    """What the tables share: moving to another grid keeps device, dtype and whether a parameter is frozen.
+
+    Attributes:
+        grid: its own.
+        repeats_prefix: whether it may be called with a multiple of its prefix tokens, each of which is repeated next
+            to itself.
+    """
 
     grid: TokenGrid
+    repeats_prefix = False
 
     def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
         """`tensor`, stored as parameter `name` of a table on the grid `stored`, resampled to this one's.
@@ -148,6 +155,12 @@ class GridTable(nn.Module):
             if parameter is not None:
                 moved = self.fitted(name, parameter.detach())
                 setattr(self, name, nn.Parameter(moved, requires_grad=parameter.requires_grad))
+
+
+def repeated(prefix: Tensor, count: int, *, dim: int) -> Tensor:
+    """What a table has for each of its prefix tokens, repeated for a multiple of them."""
+    own = prefix.shape[dim]
+    return prefix if own == count else prefix.repeat_interleave(count // own, dim=dim)
 
 
 class PositionTable(GridTable):
@@ -171,8 +184,13 @@ class PositionTable(GridTable):
             start_normal(self.table, std)
 
     def forward(self, grid: TokenGrid) -> Tensor:
-        same_prefix(self.grid, grid.whole)
-        return resample_places(self.table, self.grid, grid, self.mode)
+        same_prefix(self.grid, grid.whole, repeats=self.repeats_prefix)
+        own, count = self.grid, grid.whole.prefix
+        if own.prefix == count:
+            return resample_places(self.table, own, grid, self.mode)
+        prefix, places = self.table.split([own.prefix, own.num_places], dim=1)
+        table = torch.cat([repeated(prefix, count, dim=1), places], dim=1)
+        return resample_places(table, TokenGrid(*own.shape, count), grid, self.mode)
 
     def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
         return resample_places(tensor, stored_grid(tensor.shape[1], self.grid.prefix, stored), self.grid, self.mode)
@@ -280,7 +298,7 @@ class GridBias(GridTable):
 
     def tables(self, grid: TokenGrid, agents: TokenGrid | None = None) -> BiasTables:
         """What the bias is the sum of, on `grid` and for `agents`."""
-        same_prefix(self.grid, grid.whole)
+        same_prefix(self.grid, grid.whole, repeats=self.repeats_prefix)
         agents = agents or self.agents
         block = self._for_agents(self.block, agents)
         rows = resample_line(self._for_agents(self.rows, agents), grid.whole.height)
@@ -292,7 +310,9 @@ class GridBias(GridTable):
             block = tall.to(block.dtype)
             rows = grid.own_rows(rows, dim=2)
         columns = resample_line(self._for_agents(self.columns, agents), grid.width)
-        prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)[:, :, : grid.prefix]
+        prefix = None if self.prefix is None else self._for_agents(self.prefix, agents)
+        if prefix is not None:
+            prefix = repeated(prefix, grid.whole.prefix, dim=2)[:, :, : grid.prefix]
         return BiasTables(block, rows, columns, prefix)
 
     def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:

@@ -2,7 +2,8 @@
 
 What is in `STAND_INS` is tested everywhere. `PACKAGES` are the packages themselves, where they are installed:
 
-    pip install vit-pytorch monai sam2 rfdetr open_clip_torch && pytest tests/conversion/test_packages.py
+    pip install vit-pytorch monai sam2 rfdetr open_clip_torch depth-anything-3
+    pytest tests/conversion/test_packages.py
 """
 
 import importlib
@@ -11,7 +12,7 @@ from functools import partial
 import timm
 import torch
 from einops.layers.torch import Rearrange
-from foreign_dino import named
+from foreign_dino import Block, Layer, PatchEmbed, named
 from torch import nn
 from torch.nn import functional as F
 
@@ -228,6 +229,66 @@ class Last(nn.Module):
         return (y if self.among is None else getattr(y, self.among))[-1]
 
 
+class TurnedByPlaces(nn.Module):
+    """Rows turn one half of the channels, columns the other, each in two halves of its own."""
+
+    def forward(self, tokens, positions):
+        return torch.cat([self.turned(*one) for one in zip(tokens.chunk(2, -1), positions.unbind(-1), strict=True)], -1)
+
+    def turned(self, x, places):
+        angles = places[:, None, :, None] * 0.3 ** torch.arange(x.shape[-1] // 2)
+        first, second = x.chunk(2, dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+@named("depth_anything_3.model.dinov2.layers.attention", "Attention")
+class OfDepthAnything3(Layer):
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.fused_attn, self.rope = True, TurnedByPlaces()
+        self.q_norm, self.k_norm = nn.LayerNorm(dim // num_heads), nn.LayerNorm(dim // num_heads)
+
+    def forward(self, x, pos=None, attn_mask=None):
+        q, k, v = self.heads(x)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if pos is not None:
+            q, k = self.rope(q, pos), self.rope(k, pos)
+        return self.back(F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask))
+
+
+class DepthAnything3(nn.Module):
+    """Every second block sees all views; an image's are its left and right half, or as many as it is wide."""
+
+    def __init__(self, dim=48, depth=2, views=2):
+        super().__init__()
+        self.patch_embed, self.views = PatchEmbed(dim), views
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, dim, 4, 4))
+        self.blocks = nn.ModuleList(Block(dim, OfDepthAnything3(dim, 4)) for _ in range(depth))
+
+    def forward(self, images):
+        views = images.unflatten(-1, (self.views, -1)).permute(0, 3, 1, 2, 4)
+        x = self.patch_embed(views.flatten(0, 1))
+        height, width = x.shape[-2:]
+        x = x + F.interpolate(self.pos_embed, (height, width), mode="bilinear")
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x.flatten(2).mT], dim=1)
+        places = torch.cartesian_prod(torch.arange(height), torch.arange(width)) + 1
+        places = F.pad(places, (0, 0, 1, 0)).expand(len(x), -1, -1)
+        for number, block in enumerate(self.blocks):
+            # places tell no view from another
+            if number % 2:
+                x = block(x.unflatten(0, (-1, self.views)).flatten(1, 2), pos=together(places.clamp(max=1), self.views))
+                x = x.unflatten(1, (self.views, -1)).flatten(0, 1)
+            else:
+                x = block(x, pos=places)
+        return x.unflatten(0, (-1, self.views)).flatten(1, 2)
+
+
+def together(places, views):
+    return places.unflatten(0, (-1, views)).flatten(1, 2)
+
+
 # name: what makes it, and sizes besides 64×64 that it takes
 STAND_INS = {
     "MiT of segmentation_models_pytorch": (mit, [(64, 96), (96, 160)]),
@@ -237,6 +298,7 @@ STAND_INS = {
     "ViT of MONAI, projections apart": (partial(like_monai, fused=False), []),
     "SAM 2 of Meta": (like_sam2, [(64, 96), (128, 64)]),
     "RF-DETR of Roboflow": (like_rf_detr, [(96, 96), (64, 96)]),
+    "Depth Anything 3, two views": (DepthAnything3, [(64, 96), (96, 128)]),
 }
 
 
@@ -284,6 +346,26 @@ def sam2_of_meta():
     return Last(of_package("sam2.modeling.backbones.hieradet", "Hiera", **sizes))
 
 
+class Scene(nn.Module):
+    """What Depth Anything 3 has of all of a scene's views, of several blocks."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, views):
+        answers, _ = self.network.get_intermediate_layers(views, [1, 3, 5])
+        return torch.cat([maps for maps, _ in answers], dim=-1)
+
+
+def depth_anything_3():
+    sizes = {"img_size": 56, "patch_size": 14, "embed_dim": 48, "depth": 6, "num_heads": 4, "mlp_ratio": 2}
+    starts = {"alt_start": 2, "qknorm_start": 2, "rope_start": 2}
+    return Scene(
+        of_package("depth_anything_3.model.dinov2.vision_transformer", "DinoVisionTransformer", **sizes | starts)
+    )
+
+
 def tower_of_open_clip():
     sizes = {"image_size": 64, "patch_size": 16, "width": 48, "layers": 2, "heads": 4, "mlp_ratio": 2.0}
     return of_package("open_clip.transformer", "VisionTransformer", **sizes, output_dim=16)
@@ -318,5 +400,8 @@ PACKAGES = {
     },
     "sam2": {"Hiera": (sam2_of_meta, [(3, 64, 64), (3, 64, 96), (3, 128, 64)])},
     "rfdetr": {"backbone": (rf_detr_of_roboflow, [(3, 64, 64), (3, 96, 96), (3, 64, 96)])},
+    "depth_anything_3": {
+        "backbone": (depth_anything_3, [(1, 3, 56, 56), (1, 3, 56, 70), (2, 3, 56, 56), (5, 3, 42, 56)])
+    },
     "open_clip": {"tower": (tower_of_open_clip, [(3, 64, 64)])},
 }

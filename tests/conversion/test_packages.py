@@ -6,14 +6,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 from foreign import difference, draw
-from foreign_packages import PACKAGES, OfMonai, OfMonaiCrossing, like_monai, like_rf_detr, like_vit_pytorch
+from foreign_packages import (
+    PACKAGES,
+    DepthAnything3,
+    OfMonai,
+    OfMonaiCrossing,
+    like_monai,
+    like_rf_detr,
+    like_vit_pytorch,
+)
 from torch import nn
 
 import subquad
 from subquad import SubquadError
-from subquad.conversion import converted_layers, load_converted, save_delta
+from subquad.conversion import align, converted_layers, load_converted, save_delta
 from subquad.conversion.towers import find_tower
 from subquad.grid import TokenGrid
+from subquad.positions import GridTable
 
 NETWORKS = [(package, name) for package, networks in PACKAGES.items() for name in networks]
 
@@ -33,7 +42,8 @@ def of(package, name):
 @pytest.mark.parametrize(("package", "name"), NETWORKS)
 def test_a_network_of_the_package_itself_is_the_same_with_softmax_and_kept_with_others(package, name, tmp_path):
     model, images = of(package, name)
-    size = {"img_size": tuple(images[0].shape[2:])}
+    # of networks of views each is an image
+    size = {"img_size": tuple(images[0].shape[(3 if package == "depth_anything_3" else 2) :])}
     student = subquad.convert(model, "softmax", **size)
     for x in images:
         assert difference(student(x), model(x)) < 1e-6
@@ -142,3 +152,60 @@ def test_windows_of_roboflows_rf_detr_stay_and_registers_are_refused():
         subquad.convert(like_rf_detr(), "linear", blocks=[1, 2])
     with pytest.raises(SubquadError, match="registers in its windows can't be converted"):
         subquad.convert(like_rf_detr(registers=2), "linear")
+
+
+@torch.no_grad()
+def test_views_stand_below_one_another_behind_their_class_tokens():
+    model = DepthAnything3(views=3).eval()
+    student = subquad.convert(model, "softmax")
+    grids, seen = [], []
+
+    def see(inner, _, given):
+        grids.append(given["grid"])
+        seen.append(given["v"])
+
+    for layer in converted_layers(student).values():
+        layer.inner.register_forward_pre_hook(see, with_kwargs=True)
+    tokens = []
+    layer = converted_layers(student)[1]
+    layer.register_forward_pre_hook(lambda _, given: tokens.extend(given))
+    student(torch.randn(2, 3, 32, 96))
+    assert grids == [TokenGrid(2, 2, 1), TokenGrid(6, 2, 3)]
+    # of both images: three views of a class token and four patches each
+    class_tokens, patches = tokens[0].unflatten(1, (3, 5)).split([1, 4], dim=2)
+    wanted = torch.cat([class_tokens.flatten(1, 2), patches.flatten(1, 2)], dim=1)
+    torch.testing.assert_close(seen[-1], layer.split(layer.projections(wanted)[2]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["agent", "focused", "pola"])
+def test_positions_are_made_for_one_view_and_class_tokens_share_theirs(attention):
+    model, images = DepthAnything3(views=2).eval(), torch.randn(2, 3, 64, 128)
+    student = subquad.convert(model, attention)
+    with_one, inner = student(images), converted_layers(student)[1].inner
+    table = next(one for one in inner.modules() if isinstance(one, GridTable))
+    (table.prefix if attention == "agent" else table.table[:, :1]).normal_()
+    assert difference(student(images), with_one) > 1e-4
+    places = table(TokenGrid(8, 4, 2)).movedim(-1 if attention == "agent" else -2, 0)
+    assert len(places) == 2 + 8 * 4
+    assert torch.equal(places[0], places[1]) and not torch.equal(places[1], places[2])
+
+
+@torch.no_grad()
+def test_layers_of_views_refuse_masks_and_parts_of_views():
+    student = subquad.convert(DepthAnything3().eval(), "linear")
+    student(torch.randn(1, 3, 64, 64))
+    layer = converted_layers(student)[1]
+    with pytest.raises(SubquadError, match="takes no attn_mask: call Depth Anything 3 without one"):
+        layer(torch.randn(1, 18, 48), attn_mask=torch.ones(1, 18, 18))
+    with pytest.raises(SubquadError, match="17 tokens are not those of the last image"):
+        layer(torch.randn(1, 17, 48))
+
+
+def test_layers_of_all_views_are_aligned():
+    torch.manual_seed(0)
+    model = DepthAnything3(views=3).eval()
+    draw(model)
+    student = subquad.convert(model, "linear")
+    fitted = align(student, lambda update: torch.randn(2, 3, 32, 96), teacher=model, updates=40, lr=3e-3)
+    assert fitted.after[1] < fitted.before[1]

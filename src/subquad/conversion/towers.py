@@ -242,7 +242,8 @@ def _pyramid(
     maps = accumulate(chain, lambda before, path: recorder.map_from(modules[path], before), initial=size)
     # a class token may come in with the map of the last stage
     holders = [modules[one.rpartition(".")[0]] for one in chain]
-    grids = [TokenGrid(*one, _prefix_tokens(None, holder)) for one, holder in zip(list(maps)[1:], holders, strict=True)]
+    sides = list(maps)[1:]
+    grids = [TokenGrid(y, x, _prefix_tokens(None, one)) for (y, x), one in zip(sides, holders, strict=True)]
     standing = grids_of_layers(paths, chain, modules, grids)
     layers = tuple(_layers(root, modules, grids[0], standing))
     return Tower(embedding, grids[0], layers, _host_of(layers), recorder, tuple(chain[1:]))
