@@ -2,7 +2,7 @@
 
 What is in `STAND_INS` is tested everywhere. `PACKAGES` are the packages themselves, where they are installed:
 
-    pip install vit-pytorch monai sam2 rfdetr open_clip_torch depth-anything-3
+    pip install vit-pytorch monai sam2 sam3 rfdetr open_clip_torch depth-anything-3
     pytest tests/conversion/test_packages.py
 """
 
@@ -229,6 +229,45 @@ class Last(nn.Module):
         return (y if self.among is None else getattr(y, self.among))[-1]
 
 
+@named("sam3.model.vitdet", "Attention")
+class OfSam3(Layer):
+    """Of a map (b, y, x, c) of one size, whose rows and columns turn neighbouring channels."""
+
+    def __init__(self, dim, num_heads, side=4, **more):
+        super().__init__(dim, num_heads)
+        del self.attn_drop, self.proj_drop
+        self.input_size = self.rope_pt_size = (side, side)
+        self.cls_token, self.use_rel_pos = (more.get(name, False) for name in ("cls_token", "use_rel_pos"))
+        places = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+        angles = (places[:, :, None] * 0.4 ** torch.arange(dim // num_heads // 4)).flatten(1)
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x):
+        q, k, v = self.heads(x.flatten(1, 2))
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(one.unflatten(-1, (-1, 2)).contiguous()) * self.freqs_cis)
+            for one in (q, k)
+        )
+        y = F.scaled_dot_product_attention(q.flatten(-2), k.flatten(-2), v)
+        return self.proj(y.transpose(1, 2).flatten(2)).view(x.shape)
+
+
+class LikeSam3(nn.Module):
+    """Two blocks of which the second sees the whole map, and the first windows, here as large as that."""
+
+    def __init__(self, dim=48, **more):
+        super().__init__()
+        self.embed = nn.Conv2d(3, dim, 16, 16)
+        self.blocks = nn.ModuleList(Block(dim, OfSam3(dim, 4, **more)) for _ in range(2))
+        self.blocks[0].window_size, self.blocks[1].window_size = 4, 0
+
+    def forward(self, x):
+        x = self.embed(x).permute(0, 2, 3, 1)
+        for block in self.blocks:
+            x = block(x)
+        return x.flatten(1, 2)
+
+
 class TurnedByPlaces(nn.Module):
     """Rows turn one half of the channels, columns the other, each in two halves of its own."""
 
@@ -297,6 +336,7 @@ STAND_INS = {
     "ViT of MONAI": (like_monai, []),
     "ViT of MONAI, projections apart": (partial(like_monai, fused=False), []),
     "SAM 2 of Meta": (like_sam2, [(64, 96), (128, 64)]),
+    "SAM 3 of Meta": (LikeSam3, []),
     "RF-DETR of Roboflow": (like_rf_detr, [(96, 96), (64, 96)]),
     "Depth Anything 3, two views": (DepthAnything3, [(64, 96), (96, 128)]),
 }
@@ -366,6 +406,12 @@ def depth_anything_3():
     )
 
 
+def sam3_of_meta():
+    sizes = {"img_size": 64, "patch_size": 16, "embed_dim": 48, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0}
+    sizes |= {"window_size": 2, "global_att_blocks": (1, 3), "rel_pos_blocks": (), "retain_cls_token": False}
+    return Last(of_package("sam3.model.vitdet", "ViT", **sizes, use_rope=True, use_interp_rope=True))
+
+
 def tower_of_open_clip():
     sizes = {"image_size": 64, "patch_size": 16, "width": 48, "layers": 2, "heads": 4, "mlp_ratio": 2.0}
     return of_package("open_clip.transformer", "VisionTransformer", **sizes, output_dim=16)
@@ -399,6 +445,7 @@ PACKAGES = {
         "UNETR of volumes": (partial(unetr, img_size=(32, 32, 32)), [(3, 32, 32, 32)]),
     },
     "sam2": {"Hiera": (sam2_of_meta, [(3, 64, 64), (3, 64, 96), (3, 128, 64)])},
+    "sam3": {"ViT": (sam3_of_meta, [(3, 64, 64)])},
     "rfdetr": {"backbone": (rf_detr_of_roboflow, [(3, 64, 64), (3, 96, 96), (3, 64, 96)])},
     "depth_anything_3": {
         "backbone": (depth_anything_3, [(1, 3, 56, 56), (1, 3, 56, 70), (2, 3, 56, 56), (5, 3, 42, 56)])

@@ -9,6 +9,7 @@ from foreign import difference, draw
 from foreign_packages import (
     PACKAGES,
     DepthAnything3,
+    LikeSam3,
     OfMonai,
     OfMonaiCrossing,
     like_monai,
@@ -152,6 +153,15 @@ def test_windows_of_roboflows_rf_detr_stay_and_registers_are_refused():
         subquad.convert(like_rf_detr(), "linear", blocks=[1, 2])
     with pytest.raises(SubquadError, match="registers in its windows can't be converted"):
         subquad.convert(like_rf_detr(registers=2), "linear")
+
+
+def test_sam_3_of_meta_says_in_its_layers_how_large_images_are():
+    model = LikeSam3()
+    assert find_tower(model).grid == TokenGrid(4, 4)
+    assert list(converted_layers(subquad.convert(model, "agent", num_agents=4))) == [1]
+    for more, what in (({"cls_token": True}, "class tokens"), ({"use_rel_pos": True}, "relative positions")):
+        with pytest.raises(SubquadError, match=f"an encoder of SAM 3 with {what} can't be converted"):
+            subquad.convert(LikeSam3(**more), "linear")
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels, y 
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -192,6 +192,48 @@ class Sam3Attention(ConvertedAttention):
         rotation = Rotation(cos, with_signs(sin, interleaved=True), interleaved=True)
         y = self.mix(q, k, v, x, grid=grid, rotation=rotation)
         return self.through("o_proj", y).view(hidden_states.shape), None
+
+
+class Sam3Recorder(GridRecorder):
+    """Listens to an encoder that says only in its layers on which map they stand."""
+
+    @classmethod
+    def size_of(cls, network: nn.Module, embedding: Any) -> tuple[int, ...] | None:
+        """The largest of the layers' maps, in pixels: those of windows are smaller."""
+        layers: Any = [one for one in network.modules() if hasattr(one, "rope_pt_size")]
+        maps = [tuple(layer.input_size) for layer in layers if layer.input_size]
+        sides = zip(max(maps, default=()), embedding.stride, strict=False)
+        return tuple(length * stride for length, stride in sides) or None
+
+
+class MetasSam3Attention(SamAttention):
+    """That of Meta's own package `sam3`, with rotary positions of the window or of the whole map, in its buffers."""
+
+    replaces: ClassVar[tuple[str, ...]] = ("sam3.model.vitdet.Attention",)
+    listener: ClassVar[type[GridRecorder]] = Sam3Recorder
+
+    def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        # complex numbers are of no half precision and of no engine
+        turns = original.freqs_cis
+        cos, sin = (
+            (None, None) if turns is None else (one.repeat_interleave(2, dim=-1) for one in (turns.real, turns.imag))
+        )
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", None if sin is None else with_signs(sin, interleaved=True), persistent=False)
+
+    def check(self, original: Any) -> None:
+        if original.cls_token or original.use_rel_pos:
+            what = "class tokens" if original.cls_token else "relative positions"
+            raise SubquadError(f"an encoder of SAM 3 with {what} can't be converted")
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = TokenGrid(x.shape[1], x.shape[2])
+        tokens = x.flatten(1, 2)
+        q, k, v = (self.split(part) for part in self.through("qkv", tokens).chunk(3, dim=-1))
+        cos: Any = self.cos
+        rotation = None if cos is None else Rotation(cos, cast(Tensor, self.sin), interleaved=True)
+        return self.through("proj", self.mix(q, k, v, tokens, grid=grid, rotation=rotation)).view(x.shape)
 
 
 def with_distances(
