@@ -28,7 +28,7 @@ ORDER = [
         "instructions",
         "keeping_memory",
     ],
-    ["home", "ranges", "reading", "writing", "plugins", "optimizers"],
+    ["home", "ranges", "reading", "writing", "plugins", "optimizers", "copying"],
     ["holding", "flags"],
     ["tracing"],
     ["grid"],

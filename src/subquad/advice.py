@@ -7,7 +7,6 @@ print(subquad.advise("timm/vit_small_patch14_dinov2", img_size=[518, 1036]).text
 
 import textwrap
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from subquad.conversion import Advice, convert
 from subquad.conversion import advise as advise_on_mechanisms
 from subquad.conversion.measured_costs import check_sizes
+from subquad.copying import copied
 from subquad.errors import SubquadError
 from subquad.exports import exporter_named
 from subquad.exports.engine_times import INT8, EngineTime, time_engines
@@ -166,6 +166,6 @@ def _maker(source: str | Callable[[Size], nn.Module]) -> Callable[[Size], nn.Mod
 
 def _as_it_is(network: nn.Module, px: Size) -> nn.Module:
     """A copy, of what is timed in other number formats as well."""
-    copied = deepcopy(network).eval()
-    check_sizes(copied, [px], "give the part that takes images alone, or a function of (height, width) that makes one")
-    return copied
+    again = copied(network).eval()
+    check_sizes(again, [px], "give the part that takes images alone, or a function of (height, width) that makes one")
+    return again

@@ -9,7 +9,6 @@ for prediction in subquad.predict("runs/mine", ["photos"]):
 subquad.report(["runs/mine"], "report.html")
 """
 
-import copy
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,6 +32,7 @@ from subquad.benchmarks import (
 from subquad.conversion.conversion_record import REPORT as RECORD
 from subquad.conversion.conversion_record import Record, read_record
 from subquad.conversion.paired_maps import PairedMaps, maps_of_folder
+from subquad.copying import copied
 from subquad.data import InputConfig
 from subquad.errors import SubquadError, UnknownSettingError, network_within, shown, unknown_name
 from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
@@ -503,7 +503,7 @@ def export(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     if any(parameter.dtype != DTYPES[dtype] for parameter in model.parameters()):
-        model = copy.deepcopy(model).to(DTYPES[dtype])
+        model = copied(model).to(DTYPES[dtype])
     target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
     settings: dict[str, Any] = {"format": format, "img_size": size, "batch": batch, "dynamic": dynamic}
     of_arguments: dict[str, Any] = {"given": given, "takes": takes, "answer": answer}

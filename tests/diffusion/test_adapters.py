@@ -134,3 +134,12 @@ def test_fused_projections_are_what_is_read_though_they_have_changed_since(pipe,
     apply_agent_attention(pipe, **sizes)
     torch.testing.assert_close(changed, tiny.latents(pipe), atol=1e-4, rtol=1e-4)
     assert layers and not torch.allclose(changed, apart, atol=1e-2)
+
+
+def test_processors_that_an_adapter_made_of_the_patchs_class_go_with_it(pipe):
+    handle = apply_agent_attention(pipe)
+    load(pipe)
+    handle.remove()
+    pipe.unload_ip_adapter()
+    assert not any(isinstance(one, MergedAttention) for one in pipe.unet.attn_processors.values())
+    pipe.unet.set_default_attn_processor()

@@ -133,6 +133,26 @@ def test_the_command_makes_images_and_a_page(saved, tmp_path, capsys):
     assert json.loads((tmp_path / "plain" / "settings.json").read_text())["dtype"] == "fp32"
 
 
+def test_a_folder_has_images_of_one_pipelines_weights(tmp_path, capsys):
+    pipe, model, out = tiny.pipeline(), str(tmp_path / "model"), tmp_path / "out"
+    pipe.save_pretrained(model)
+    flags = ["--steps", "1", "--height", "32", "--width", "32", "--device", "cpu", "--output", str(out)]
+    command = ["diffuse", "--model", model, "--prompt", "a", *flags]
+    assert main(command) == 0 and main(command) == 0
+    # of an earlier version, which did not keep it
+    settings = json.loads((out / "settings.json").read_text())
+    kept = {key: value for key, value in settings.items() if key != "weights"}
+    (out / "settings.json").write_text(json.dumps(kept))
+    assert main(command) == 0
+    (out / "settings.json").write_text(json.dumps(settings))
+    with torch.no_grad():
+        next(pipe.unet.parameters()).mul_(2)
+    pipe.save_pretrained(model)
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "has images of other weights: name another --output" in capsys.readouterr().err
+
+
 def test_images_of_classes_are_asked_for_by_number_or_name():
     pipe = tiny.pipeline_dit()
     pipe.labels = {"tench": 0}

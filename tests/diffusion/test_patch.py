@@ -320,9 +320,12 @@ def test_a_processor_of_ones_own_is_not_taken_for_diffusers_by_its_name(pipe):
     attention = pipe.unet.down_blocks[0].attentions[0].transformer_blocks[0].attn1
     attention.processor, original = AttnProcessor(), attention.processor
     try:
-        with pytest.raises(SubquadError, match=rf"AttnProcessor of {__name__}, which can't be replaced: give"):
+        with pytest.raises(SubquadError, match=rf"AttnProcessor of {__name__}, which can't be replaced: give "):
             apply_agent_attention(pipe)
         assert not traces(pipe.unet)
+        # as the line says
+        pipe.unet.set_attn_processor(AttnProcessor2_0())
+        assert apply_agent_attention(pipe).active
     finally:
         attention.processor = original
 
@@ -475,6 +478,45 @@ def test_a_network_that_is_compiled_in_place_is_told_how_else(pipe):
     with pytest.raises(SubquadError, match=r"compiled in place .*: give pipe\.unet = torch\.compile\(pipe\.unet\)"):
         apply_agent_attention(unet)
     assert not traces(unet) and apply_token_merging(unet).active
+    for held in ({"random": True}, {"reuse": 2}):
+        # what holds for a step would hold for good
+        with pytest.raises(SubquadError, match=r"compiled in place .*, without random and reuse"):
+            apply_token_merging(unet, **held)
+
+
+@pytest.mark.parametrize("apply", [apply_agent_attention, apply_token_merging])
+def test_cells_of_one_token_are_refused(pipe, apply):
+    with pytest.raises(SubquadError, match="cells of 1×1 tokens hold nothing to merge: give sx or sy of 2 or more"):
+        apply(pipe, sx=1, sy=1)
+    assert apply(pipe, sx=1, sy=2).active and apply_agent_attention(pipe, agents=400).active
+
+
+@torch.no_grad()
+def test_a_scheduler_that_counts_to_one_and_comes_after_the_patch_is_said(pipe):
+    image, text = torch.randn(1, 4, 16, 16), torch.randn(1, 7, pipe.unet.config.cross_attention_dim)
+    with apply_agent_attention(pipe):
+        for level in (999.0, 500.0, 1.0, 0.0, 1.0):
+            pipe.unet(image, torch.tensor(level), text)
+        with pytest.warns(UserWarning, match=r"has noise levels of 1 at most, as 0\.7, all in the late phase"):
+            pipe.unet(image, torch.tensor(0.7), text)
+        pipe.unet(image, torch.tensor(0.4), text)
+
+
+def test_a_handle_of_a_patch_that_is_gone_is_not_active_whatever_puts_its_processors_back():
+    unet = tiny.unet()
+    handle = apply_agent_attention(unet)
+    processors = dict(unet.attn_processors)
+    assert handle.active
+    handle.remove()
+    unet.set_attn_processor(processors)
+    assert not handle.active
+
+
+def test_several_controlnets_are_patched_one_by_one():
+    nets = torch.nn.Module()
+    nets.nets = torch.nn.ModuleList([tiny.unet(), tiny.unet()])
+    with pytest.raises(SubquadError, match="holds 2 networks: apply it to each of its nets"):
+        apply_agent_attention(nets)
 
 
 @pytest.mark.slow

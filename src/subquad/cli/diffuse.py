@@ -67,7 +67,7 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
     import torch
 
     from subquad.benchmarks import describe_device, dtype_of, images_table, make_images
-    from subquad.diffusion.pipelines import Sampling, load_pipeline
+    from subquad.diffusion.pipelines import Sampling, load_pipeline, weights_in
 
     methods = _methods(arguments)
     found = torch.accelerator.current_accelerator(check_available=True)
@@ -76,7 +76,8 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
     dtype = arguments.dtype or ("fp32" if torch.device(device).type == "cpu" else "fp16")
     keys = ("steps", "guidance_scale", "height", "width", "negative_prompt")
     pipe = load_pipeline(arguments.model, dtype=dtype_of(dtype), device=device)
-    about = {"model": arguments.model, "pipeline": type(pipe).__name__, "dtype": dtype, "device": where}
+    about = {"model": arguments.model, "weights": weights_in(pipe)}
+    about |= {"pipeline": type(pipe).__name__, "dtype": dtype, "device": where}
     rows, summary = make_images(
         pipe,
         arguments.prompt,

@@ -6,7 +6,6 @@ block, and any of them can be aligned alone. Each ends in the best state that he
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -22,6 +21,7 @@ from subquad.conversion.fit_schedule import schedule_of
 from subquad.conversion.fitting_loop import Goal, Progress, fit
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, restore
 from subquad.conversion.unlabelled_images import Taking, as_batches, fed
+from subquad.copying import copied
 from subquad.errors import SubquadError, shown
 from subquad.inference import in_evaluation
 from subquad.weights.files import within_wrappers
@@ -96,9 +96,9 @@ def teacher_of(student: nn.Module) -> nn.Module:
     Raises:
         SubquadError: the student is not converted, or was trained in other parts since.
     """
-    copied = deepcopy(student)
+    again = copied(student, "give `teacher`, or take it away")
     try:
-        return restore(copied)
+        return restore(again)
     except SubquadError as error:
         conversion_of(student)
         raise SubquadError(f"the teacher can't be made of its student, give `teacher`: {error}") from None

@@ -6,7 +6,6 @@ An aligned student holds both layers of each block. A hybrid is the student with
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from subquad.conversion.aligning import chosen_layers, relative_error, tokens_th
 from subquad.conversion.distilling import agreeing, answers_of, judged_by
 from subquad.conversion.replacing import check_teacher, conversion_of, converted_layers, exchange, old_layer, put
 from subquad.conversion.unlabelled_images import num_images
+from subquad.copying import copied
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.models.stated_inputs import image_channels
@@ -79,18 +79,18 @@ def hybrid(student: nn.Module, blocks: Sequence[int]) -> nn.Module:
         SubquadError: one of them is not converted in the student, or there are none.
     """
     chosen = chosen_layers(student, blocks)
-    copied = deepcopy(student)
-    conversion, modules = conversion_of(copied), dict(copied.named_modules())
-    for number, layer in converted_layers(copied).items():
+    mixed = copied(student)
+    conversion, modules = conversion_of(mixed), dict(mixed.named_modules())
+    for number, layer in converted_layers(mixed).items():
         if number not in chosen:
             put(modules, conversion.paths[number], old_layer(layer))
-    noted: Any = copied
+    noted: Any = mixed
     noted.subquad_conversion = replace(
         conversion,
         attention={number: name for number, name in conversion.attention.items() if number in chosen},
         paths={number: path for number, path in conversion.paths.items() if number in chosen},
     )
-    return copied
+    return mixed
 
 
 def sensitivity(student: nn.Module, teacher: nn.Module, images: Iterable[Any]) -> list[BlockDamage]:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from operator import index
 from typing import Any
@@ -15,6 +14,7 @@ from subquad.conversion.checkpointed_calls import listen_to_calls
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.grid_recorder import GridRecorder, listen, stop_listening
 from subquad.conversion.towers import Layer, Tower, find_tower, other_towers
+from subquad.copying import copied, refuse_held_forwards
 from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.large.bands import is_split
 from subquad.models.assembling import as_json, check_names, make_mechanisms
@@ -117,7 +117,10 @@ def convert(
     check_names(settings, set(), {name for name, _ in chosen})
     mechanisms = _mechanisms(tower, dict(zip(names, chosen, strict=True)), settings)
     digest = digest_of(model.state_dict(), "")
-    _check_can_be_copied([tower.layers[number] for number in names])
+    chosen_layers = [tower.layers[number] for number in names]
+    _check_can_be_copied(chosen_layers)
+    parts = (part for layer in chosen_layers for part in layer.module.named_modules(prefix=layer.path))
+    refuse_held_forwards(parts, "take it away, or put it there behind subquad.convert")
     if others := other_towers(model, tower):
         _say_others_stay(model, tower, others)
     if not in_place:
@@ -357,7 +360,7 @@ def _check_can_be_copied(layers: Sequence[Layer]) -> None:
 
 def _copied(model: Network) -> Network:
     try:
-        return deepcopy(model)
+        return copied(model, "take it away, by disable_cache() for instance, or take in_place=True")
     except (RuntimeError, TypeError) as error:
         raise SubquadError(
             f"this {type(model).__name__} can't be copied, take in_place=True: {reason_without_path(error)[:120]}"

@@ -13,6 +13,9 @@ from subquad.errors import SubquadError, shown
 from subquad.holding import LOCK
 from subquad.writing import json_text, replacing, write_json, write_text
 
+SAID_LATER = ("weights",)
+"""Settings that folders of earlier versions do not name."""
+
 
 @dataclass(frozen=True)
 class ImageRow:
@@ -54,7 +57,9 @@ class ImageFolder:
     def _go_on(self) -> None:
         theirs = self._theirs()
         self.rows = [row for row in self._whole_rows() if (self.folder / row.file).is_file()]
-        other = [key for key in {**theirs, **self.settings} if theirs.get(key) != self.settings.get(key)]
+        # folders of earlier versions do not say these
+        known = {key: theirs.get(key, value if key in SAID_LATER else None) for key, value in self.settings.items()}
+        other = [key for key in {**theirs, **known} if {**theirs, **known}.get(key) != self.settings.get(key)]
         if other and self.rows:
             raise SubquadError(f"{self.folder} has images of other {' and '.join(other)}: name another --output")
         if other:

@@ -56,7 +56,17 @@ class SeesNoise:
                 f"a noise level of {level:.4g} counts no training steps, by which the two phases go: give sx, sy, "
                 "ratio and agent_ratio to apply_agent_attention, for one"
             )
+        # levels of inversion rise, and those of training are drawn one by one
+        falls_below_one = self.shared.begins and level < self.shared.level <= 1 and not torch.is_grad_enabled()
         self.shared.enter(level)
+        if falls_below_one and self.early != self.late and not self.shared.said_late:
+            self.shared.said_late = True
+            warnings.warn(
+                f"an image has noise levels of 1 at most, as {level:.4g}, all in the late phase: its scheduler counts "
+                "no training steps, and came after the agents; give sx, sy, ratio and agent_ratio to "
+                "apply_agent_attention, for one phase",
+                stacklevel=2,
+            )
         self.shared.settings = self.early if level >= self.threshold else self.late
 
 

@@ -19,6 +19,7 @@ from subquad.diffusion.patchable_layers import (
     check_level_is_seen,
     check_one_thread,
     check_replaceable,
+    check_steps_are_told_apart,
     maps_of,
     network_of,
     outermost_of,
@@ -51,7 +52,8 @@ class Handle:
         in_place = all(found is ours for found, ours in zip(theirs, self.processors.values(), strict=True))
         # what sees the noise stands on what was called then, which may be called no more
         is_called = any(module is self.outermost for module in outermost_of(self.model).modules())
-        return in_place and is_called and network_of(self.model) is network
+        is_told = self.noise in self.outermost._forward_pre_hooks.values()
+        return in_place and is_called and is_told and network_of(self.model) is network
 
     def remove(self) -> None:
         """Restore what was there; nothing to do where another patch has taken its place."""
@@ -115,7 +117,8 @@ def apply_agent_attention(
         k_shortcut: the weight of the values that are added.
         max_downsample: levels up to this factor below the latent are patched: 1, 2, 4 or 8. The first that has
             self-attention if left out: 1, and 2 for SDXL.
-        random: whether a cell's destination is drawn at each step; else it is the top left token.
+        random: whether a cell's destination is drawn at each step, which is told by its noise level: images of a
+            single step all have the first one's; else it is the top left token.
         reuse: for how many steps the matching of a map holds for all blocks on maps of that size; 0, as published, to
             match in each block anew. Calls at one noise level, as of guidance in two calls, each have their own.
             Another image is told by a noise level that does not fall: where one begins below the level at which the
@@ -169,7 +172,8 @@ def _take_away(outermost: nn.Module, shared: Shared | None = None) -> None:
     # a compiled network's wrapper has the original as its child
     for module in outermost.modules():
         processor = getattr(module, "processor", None)
-        if isinstance(processor, MergedAttention) and shared in (None, processor.shared):
+        # loading an IP-Adapter makes further ones of the class of those in place, which are of no patch
+        if isinstance(processor, MergedAttention) and (processor.is_plain or shared in (None, processor.shared)):
             module.processor = processor.original
         remove_hooks(module, shared)
 
@@ -184,8 +188,10 @@ def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | No
             if early.merge_mlp and getattr(block, "_chunk_size", None) is not None:
                 raise SubquadError(f"merge_mlp does not work in chunks: call disable_forward_chunking(), for {name}")
     scheduler = getattr(model, "scheduler", None)
+    if early != late or random or reuse:
+        check_steps_are_told_apart(outermost)
     if early != late:
-        check_level_is_seen(outermost, scheduler)
+        check_level_is_seen(scheduler)
     shared = Shared(early, random, reuse)
     steps = training_steps(scheduler) or 1000
     noise = SeesNoise(shared, early, late, SWITCH * steps, position_of(network, "timestep"))
@@ -207,6 +213,8 @@ def _chosen(network: nn.Module, max_downsample: int | None) -> list[Map]:
     maps = maps_of(network)
     if not maps:
         kind = type(network).__name__
+        if nets := getattr(network, "nets", None):
+            raise SubquadError(f"{kind} holds {len(nets)} networks: apply it to each of its nets")
         raise SubquadError(f"{kind} has no blocks of self-attention over a map of image tokens alone: {SERVED}")
     levels = sorted({place.downsample for place in maps})
     most = levels[0] if max_downsample is None else max_downsample

@@ -102,18 +102,18 @@ def check_one_thread(outermost: nn.Module) -> None:
         )
 
 
-def check_level_is_seen(outermost: nn.Module, scheduler: Any) -> None:
-    """Raise where the phases can't go by the noise level: it is not looked at, or is another number.
-
-    Args:
-        outermost: the network as it is called.
-        scheduler: of its pipeline, if it is one's.
-    """
+def check_steps_are_told_apart(outermost: nn.Module) -> None:
+    """Raise where hooks can't see from which step to which a network is called, as it is called compiled."""
     if getattr(outermost, "_compiled_call_impl", None) is not None:
         raise SubquadError(
             f"{type(outermost).__name__} was compiled in place by .compile(), where hooks can't see the noise level: "
-            "give pipe.unet = torch.compile(pipe.unet), or one phase by sx, sy, ratio and agent_ratio"
+            "give pipe.unet = torch.compile(pipe.unet), or one phase by sx, sy, ratio and agent_ratio, without random "
+            "and reuse"
         )
+
+
+def check_level_is_seen(scheduler: Any) -> None:
+    """Raise where the phases can't go by the noise level of a pipeline's scheduler, if there is one."""
     if scheduler is None:
         return
     steps = training_steps(scheduler)
@@ -159,7 +159,7 @@ def check_replaceable(name: str, block: Any) -> None:
         named = kind.__name__ if is_theirs else f"{kind.__name__} of {kind.__module__}"
         raise SubquadError(
             f"{name} has a {named}, which can't be replaced: give this layer an AttnProcessor2_0 of diffusers, or all "
-            "layers theirs with set_default_attn_processor()"
+            "layers one with set_attn_processor(AttnProcessor2_0())"
         )
     for extra in EXTRAS:
         if getattr(attention, extra, None):

@@ -75,6 +75,17 @@ def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: tor
     return pipe.to(device)
 
 
+def weights_in(pipe: Any) -> str:
+    """A few digits that pipelines with other weights do not have."""
+    total = torch.zeros((), dtype=torch.float64)
+    networks = (part for _, part in sorted(pipe.components.items()) if isinstance(part, torch.nn.Module))
+    tensors = (tensor for network in networks for tensor in network.parameters())
+    for place, tensor in enumerate(tensors, start=1):
+        if tensor.numel():
+            total += place * float(tensor.detach().abs().mean(dtype=torch.float32))
+    return f"{float(total):.6g}"
+
+
 def _check_folder(folder: Path) -> None:
     """Raise where a folder has no pipeline, or lacks a part that its index speaks of: loaders make an empty one."""
     index = folder / "model_index.json"

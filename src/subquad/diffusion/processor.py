@@ -36,11 +36,12 @@ class Shared:
         random: whether destinations are drawn.
         reuse: for how many steps a map's matching holds, in all blocks on maps of that size; 0 to match in each block.
         said_off: whether it was said that something else has been put in the place of the processors.
+        said_late: whether it was said that an image begins where the late phase ends.
     """
 
     def __init__(self, settings: Settings, random: bool = False, reuse: int = 0) -> None:
         self.settings, self.random, self.reuse = settings, random, reuse
-        self.said_off = False
+        self.said_off = self.said_late = False
         self.level, self.age, self.call = -math.inf, 0, 0
         self.begins = True
         self.offsets: dict[tuple[int, ...], Tensor] = {}
@@ -116,6 +117,7 @@ class MergedAttention:
     """
 
     def __init__(self, original: Any = None, shared: Shared | None = None) -> None:
+        self.is_plain = original is None
         if original is None:
             from diffusers.models.attention_processor import AttnProcessor2_0
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from subquad.errors import SubquadError
 from subquad.ranges import Positive, Share, check_fields
 
 
@@ -52,6 +53,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.agents is None and self.sx * self.sy == 1:
+            raise SubquadError("cells of 1×1 tokens hold nothing to merge: give sx or sy of 2 or more")
 
 
 EARLY, LATE = Settings(), Settings(sx=2, sy=2, agent_ratio=0.5)

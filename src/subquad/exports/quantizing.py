@@ -1,9 +1,8 @@
 """The linear layers of a network in int8, by torchao: its weights alone, or activations too, scaled at each call."""
 
-import copy
-
 from torch import nn
 
+from subquad.copying import copied
 from subquad.errors import SubquadError
 from subquad.starting import quiet_torchao
 
@@ -28,7 +27,7 @@ def in_int8(model: nn.Module, what: str) -> nn.Module:
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
     from torchao.utils import unwrap_tensor_subclass
 
-    smaller = copy.deepcopy(model)
+    smaller = copied(model)
     quantize_(smaller, {"weights": Int8WeightOnlyConfig, "dynamic": Int8DynamicActivationInt8WeightConfig}[what]())
     # plain tensors, so that what is written is read without torchao
     unwrap_tensor_subclass(smaller)

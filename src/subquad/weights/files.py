@@ -131,6 +131,11 @@ def weight_file(path: Path | str) -> Path:
         return path / HUB
     if not (path / BEST).is_file():
         # of a folder of runs
+        if any((path / name).is_file() for name in ("model_index.json", "diffusion_pytorch_model.safetensors")):
+            raise SubquadError(
+                f"{path} is of diffusers, whose networks are opened in Python and given to subquad.convert; "
+                "`subquad diffuse --model` makes images with its pipelines"
+            )
         within = min((file.parent for file in path.glob(f"*/{BEST}")), default=None)
         raise SubquadError(
             f"{path} holds no {BEST}: name a run folder that has finished an epoch, or a finished conversion"
