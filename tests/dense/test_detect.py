@@ -52,6 +52,18 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     assert found.count == 3 and found.result.box["ap"] == pytest.approx(summary["best_box_ap"], abs=0.5)
 
 
+def test_sizes_that_do_not_fit_and_nothing_found_are_no_surprise(recipe, tmp_path):
+    folder = worlds.objects(tmp_path / "objects", counts=(2, 2))
+    own = recipe.replace(data=str(folder), head="retinanet", lr=1e-12, epochs=2)
+    summary = train(own, tmp_path / "found")
+    # of epochs in which nothing was found the last
+    assert (summary["best_box_ap"], summary["best_epoch"]) == (0, 1)
+    Image.new("RGB", (10, 20)).save(folder / "val2017" / "000001.png")
+    with pytest.raises(SubquadError, match=r"has 10×20 px, its annotations are for 64×48"):
+        train(own, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_masks_that_are_not_there_to_judge_by_are_said_before_training(run, recipe, tmp_path):
     folder = worlds.objects(tmp_path / "objects")
     file = folder / "annotations/instances_val2017.json"

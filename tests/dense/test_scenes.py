@@ -124,6 +124,56 @@ def test_classes_are_never_mixed_into_others():
         assert set(crop.unique().tolist()) <= {0, 2, VOID}
 
 
+@pytest.mark.parametrize("scale", [0.25, 1 / 3, 0.5, 0.75, 1.5])
+def test_labels_stay_on_what_they_name_where_scenes_are_resized(scale):
+    """Bright squares with the labels of their pixels; those of the upper left corner were up to 0.4 px off."""
+    settings = SceneInput((96, 96), None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    change = TrainingTransform(settings, scale=(scale, scale), hflip=0, distort=False, most_of_one=1.0)
+    generator, off = np.random.default_rng(0), []
+    for _ in range(40):
+        labels = np.zeros((96, 96), np.uint8)
+        top, left = generator.integers(10, 50, 2)
+        labels[top : top + 31, left : left + 31] = 1
+        side = round(96 * scale)
+        if side > 96:
+            continue
+        image, mask = change(Image.fromarray(255 * labels.repeat(3).reshape(96, 96, 3)), labels)
+        whole, named = image[0, :side, :side].double(), (mask[:side, :side] == 1).double()
+        places = torch.arange(side).double()
+        for axis in (0, 1):
+            centres = [(one.sum(1 - axis) * places).sum() / one.sum() for one in (whole, named)]
+            off.append(float(centres[1] - centres[0]))
+    assert abs(np.mean(off or [0.0])) < 0.07
+
+
+def test_labels_that_count_from_zero_are_doubted(folder, tmp_path):
+    def doubt(classes):
+        return load_scenes(folder, split="train", num_classes=classes).counted_from_zero()
+
+    (folder / "objectInfo.txt").unlink()
+    assert doubt(3) is None
+    assert "none of 6 maps of labels has 4, the last class, and 6 have 0, which is nothing: classes count" in doubt(4)
+    # as where a class is rare and nothing is left out
+    for file in (folder / "annotations/training").iterdir():
+        Image.fromarray(np.maximum(np.asarray(Image.open(file)), 1)).save(file)
+    assert doubt(4) is None
+
+
+def test_held_out_labels_are_looked_through(folder):
+    load_scenes(folder, split="validation").check_labels()
+    file = folder / "annotations/validation/1.png"
+    values = np.asarray(Image.open(file)).copy()
+    Image.fromarray(values[:20]).save(file)
+    with pytest.raises(DataError, match=r"1\.png has 56×20 px, its image 56×40"):
+        load_scenes(folder, split="validation").check_labels()
+    (folder / "images/validation/1.png").write_bytes(b"no picture")
+    load_scenes(folder, split="validation").check_labels()
+    values[0, 0] = 9
+    Image.fromarray(values).save(folder / "annotations/validation/2.png")
+    with pytest.raises(DataError, match="has label 9, and there are 3 classes"):
+        load_scenes(folder, split="validation").check_labels()
+
+
 def test_colours_are_distorted_and_never_exchanged(folder):
     picture = Image.new("RGB", (48, 32), (200, 110, 30))
     labels = np.zeros((32, 48), np.uint8)

@@ -100,6 +100,20 @@ def test_data_without_names_of_classes_are_judged_by_the_networks_names(recipe, 
         judge_segmenter(replace(trained, classes=("ground", "red")))
 
 
+def test_what_can_not_be_judged_or_learnt_is_said_before_an_epoch(recipe, tmp_path):
+    data = worlds.scenes(tmp_path / "scenes", counts=(2, 2), names=False)
+    own = recipe.replace(data=str(data), epochs=1)
+    with pytest.raises(SubquadError, match=r"one class alone can't be learnt, .* labels 1 and 2$"):
+        train(own.replace(num_classes=1), tmp_path / "run")
+    said = []
+    train(own.replace(num_classes=5), tmp_path / "five", log=said.append)
+    assert said[0].startswith("none of 2 maps of labels has 5, the last class")
+    Image.fromarray(np.full((40, 56), 9, np.uint8)).save(data / "annotations/validation/0.png")
+    with pytest.raises(SubquadError, match="has label 9, and there are 3 classes"):
+        train(own.replace(num_classes=3), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("conventions", CONVENTIONS)
 @pytest.mark.parametrize("head", SEGMENTERS)
 def test_a_batch_of_which_one_scene_is_left_is_trained_on(recipe, head, conventions):

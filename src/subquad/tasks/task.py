@@ -241,6 +241,14 @@ class Task(ABC):
     def judge(self, model: nn.Module, loader: Any, device: torch.device, amp_dtype: torch.dtype | None) -> Row:
         """What the loader's images say about a network, the first column among it; of all processes together."""
 
+    def examine(self) -> list[str]:
+        """What is doubtful about the data, in lines, before anything is trained.
+
+        Raises:
+            SubquadError: held-out images can't be judged by, which would be seen behind an epoch else.
+        """
+        return []
+
     @abstractmethod
     def macs(self) -> int:
         """Multiply-adds of one image."""

@@ -80,6 +80,10 @@ class Trainer:
     def run(self, resume: bool) -> dict[str, Any]:
         """Train until the last epoch; the summary."""
         reset_run_peak(self.accelerator.device)
+        if not resume:
+            # before there is a folder
+            for doubt in self.task.examine():
+                self.log(doubt)
         if resume:
             self._restore()
         elif self.is_main:
@@ -262,7 +266,8 @@ class Trainer:
         if self.ema is not None:
             candidates[f"ema_{metric}"] = self.ema.module
         best = max(candidates, key=lambda name: row[name])
-        better = row[best] > self.best
+        # of epochs in which nothing was found the last, as one that was trained for longer
+        better = row[best] > self.best or row[best] == self.best == 0
         if better:
             self.best, self.best_epoch = row[best], int(row["epoch"])
         if not self.is_main:

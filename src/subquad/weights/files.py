@@ -419,6 +419,9 @@ def fitted(
     if trouble := misfits(adapted.state, own):
         of_head = any(f"2 {what} (head." in trouble for what in ("missing", "unexpected", "of another shape"))
         hint = "; head=False keeps the model's own head, or that it has none" if of_head else ""
+        if Path(where).name == "last.pt":
+            # of the whole network, whatever is to be started
+            hint = f"; it is what a run goes on from: name its folder, or {BEST} in it"
         raise SubquadError(f"{where}{layout} does not fit this model: {trouble}{hint}")
     if names := not_finite(adapted.state):
         raise SubquadError(f"{where}{layout} has weights that are not finite: {some(names)}")

@@ -113,6 +113,10 @@ class Detection(Task):
         )
         super().__init__(recipe, model, train_images, eval_images)
 
+    def examine(self) -> list[str]:
+        self.eval_images.check_sizes()
+        return super().examine()
+
     collate = staticmethod(as_lists)
     eval_collate = staticmethod(as_lists)
 

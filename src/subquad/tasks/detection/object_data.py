@@ -137,13 +137,8 @@ class ObjectDataset(PictureDataset):
         Raises:
             DataError: they are of an image of another size.
         """
-        width, height = size
-        named = self.images[index]
-        if (named.get("width", width), named.get("height", height)) != size:
-            raise DataError(
-                f"image {self.paths[index]} has {width}×{height} px, its annotations are for "
-                f"{named.get('width', width)}×{named.get('height', height)}"
-            )
+        self._check_size(index, size)
+        (width, height), named = size, self.images[index]
         left_out = self._undrawn
         own = [one for one in self.annotations[index] if not one["iscrowd"] and one["id"] not in left_out]
         boxes = torch.tensor([corners(one["bbox"], *size) for one in own], dtype=torch.float32).reshape(-1, 4)
@@ -154,6 +149,28 @@ class ObjectDataset(PictureDataset):
             stacked = np.stack(masks) if masks else np.zeros((0, height, width), np.uint8)
             target["masks"] = torch.from_numpy(stacked)
         return target
+
+    def check_sizes(self) -> None:
+        """Hold the sizes that images have by their annotations against those that their files say.
+
+        Raises:
+            DataError: the first that has another.
+        """
+        for index, path in enumerate(self.paths):
+            try:
+                self._check_size(index, size_in_header(path))
+            except BrokenImageError:
+                # left out and counted when it is decoded
+                continue
+
+    def _check_size(self, index: int, size: tuple[int, int]) -> None:
+        width, height = size
+        named = self.images[index]
+        if (named.get("width", width), named.get("height", height)) != size:
+            raise DataError(
+                f"image {self.paths[index]} has {width}×{height} px, its annotations are for "
+                f"{named.get('width', width)}×{named.get('height', height)}"
+            )
 
     def _mask(self, annotation: Entry, height: int, width: int) -> NDArray[np.uint8]:
         try:

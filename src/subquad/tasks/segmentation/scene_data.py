@@ -16,7 +16,7 @@ from PIL import Image
 
 from subquad.data.archives import is_archive, unpack
 from subquad.data.dataset import PictureDataset
-from subquad.data.decoding import DataError, read_image, read_label_map
+from subquad.data.decoding import BrokenImageError, DataError, read_image, read_label_map, size_in_header
 from subquad.data.walking import find_path, is_image_name, is_regular_file, not_there, walk_files
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 
@@ -70,6 +70,35 @@ class SceneDataset(PictureDataset):
             label = lowest if lowest < 0 else highest
             raise DataError(f"annotation {path} has label {label}, and there are {len(self.classes)} classes")
         return np.where((values == 0) | (values == VOID), VOID, values - 1).astype(np.uint8)
+
+    def check_labels(self) -> None:
+        """Read all maps of labels, and of images where they say how large these are.
+
+        Raises:
+            DataError: the first that does not fit.
+        """
+        for index, (image, _) in enumerate(self.pairs):
+            try:
+                size = size_in_header(image)
+            except BrokenImageError:
+                # left out and counted when it is decoded
+                continue
+            self.labels(index, size)
+
+    def counted_from_zero(self, most: int = 500) -> str | None:
+        """A line where labels seem to count from 0, by at most so many maps; None where they don't.
+
+        They do where the last class is nowhere, while 0 is, which is nothing here.
+        """
+        last, step = len(self.classes), max(1, -(-len(self.pairs) // most))
+        maps = [read_label_map(path) for _, path in self.pairs[::step]]
+        zeros = sum(bool((values == 0).any()) for values in maps)
+        if not zeros or any((values == last).any() for values in maps):
+            return None
+        return (
+            f"none of {len(maps)} maps of labels has {last}, the last class, and {zeros} have 0, which is nothing: "
+            f"classes count from 1, so add 1 to labels that count from 0"
+        )
 
 
 def load_scenes(

@@ -102,6 +102,11 @@ class Segmentation(Task):
         )
         eval_images.transform = SceneTransform(self.input)
         self.num_classes = len(train_images.classes)
+        if self.num_classes == 1:
+            raise SubquadError(
+                "one class alone can't be learnt, as every pixel that has one has it: let what is around it be "
+                "another, with labels 1 and 2"
+            )
         model = build_segmenter(
             backbone_arguments(recipe, recipe.dense_agents, recipe.conventions),
             head=recipe.head,
@@ -111,6 +116,12 @@ class Segmentation(Task):
             conventions=recipe.conventions,
         )
         super().__init__(recipe, model, train_images, eval_images)
+
+    def examine(self) -> list[str]:
+        self.eval_images.check_labels()
+        # names of classes come with labels that count as they do
+        doubt = None if self.recipe.num_classes is None else self.train_images.counted_from_zero()
+        return [] if doubt is None else [doubt]
 
     collate = staticmethod(stack)
     eval_collate = staticmethod(leave_apart)
