@@ -163,6 +163,42 @@ def test_what_is_broken_off_goes_on_to_the_same_network(trained, tmp_path, monke
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
 
 
+def test_what_is_broken_off_is_gone_on_with_by_the_same_teacher_alone(tmp_path, monkeypatch):
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    (tmp_path / "photos").mkdir()
+    for number in range(6):
+        Image.new("RGB", (16, 16), (40 * number, 0, 0)).save(tmp_path / "photos" / f"{number}.png")
+
+    def teacher():
+        model = timm.create_model("vit_tiny_patch16_224", **sizes)
+        timm.models.save_for_hf(model, str(tmp_path / "mine"), model_args=sizes, safe_serialization=True)
+
+    def stop(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    teacher()
+    settings = {"attention": "linear", "align_updates": 1, "distil_updates": 1, "batch_size": 2}
+    plan = Plan(source=str(tmp_path / "mine"), images=str(tmp_path / "photos"), **settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion_run, "distil", stop)
+        with pytest.raises(KeyboardInterrupt):
+            convert_run(plan, tmp_path / "out", max_judged=4)
+    teacher()
+    with pytest.raises(subquad.SubquadError, match=r"unfinished work on other weights than .*mine has now: put these"):
+        convert_run(plan, tmp_path / "out", max_judged=4)
+    # as an earlier version wrote it, which does not say
+    written = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert written["began"]["count"] == 6
+    written["began"]["teacher"] = subquad.conversion.conversion_of(
+        subquad.convert(subquad.open_trained(tmp_path / "mine").model, "linear")
+    ).teacher
+    (tmp_path / "out" / "plan.json").write_text(json.dumps(written))
+    (tmp_path / "photos" / "0.png").rename(tmp_path / "photos" / "another.png")
+    said = []
+    convert_run(plan, tmp_path / "out", max_judged=4, log=said.append)
+    assert any("photos has other images than when this was begun, 6 then, 6 now" in line for line in said)
+
+
 def test_what_is_broken_off_goes_on_with_the_blocks_that_were_chosen_by_their_time(trained, tmp_path, monkeypatch):
     times = iter([(10.0, 4.0, 3.0), (10.0, 6.0, 3.0)])
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from foreign import FOREIGN, TINY, answer, difference, images, teacher
+from foreign import FOREIGN, TINY, answer, difference, images, teacher, timms
 from foreign_more import teacher as teacher_of_more
 from torch import nn
 
@@ -174,3 +174,20 @@ def test_a_tower_that_is_not_told_where_images_begin_is_refused(monkeypatch):
     monkeypatch.setattr(kind, "forward", lambda self, hidden_states, attention_mask=None, **kwargs: hidden_states)
     with pytest.raises(SubquadError, match=r"self_attn: .* not told where images begin \(cu_seqlens\)"):
         subquad.convert(model, "linear")
+
+
+def test_what_stands_for_a_network_is_told_from_one():
+    with pytest.raises(
+        SubquadError, match=r"a str is no network: subquad\.open_trained\(…\)\.model is"
+    ):
+        subquad.convert("runs/mine", "linear")
+    with pytest.raises(SubquadError, match=r"this network is compiled: give model\._orig_mod"):
+        subquad.convert(torch.compile(teacher("timm ViT")), "linear")
+
+
+def test_a_deeper_teacher_is_another_network():
+    model = timms("vit_tiny_patch16_224")
+    student, deeper = subquad.convert(model, "linear"), timms("vit_tiny_patch16_224", depth=3)
+    for fit in (subquad.conversion.align, subquad.conversion.distil):
+        with pytest.raises(SubquadError, match=r"another network than the student was made of: blocks\.2\."):
+            fit(student, images(64, 64), teacher=deeper, updates=1)

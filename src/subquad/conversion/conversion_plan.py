@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,31 @@ def _differing(folder: Path, plan: Plan) -> tuple[dict[str, Any], list[str]]:
     return before, [one.name for one in fields(Plan) if before.get(one.name) != now[one.name]]
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
-    """Write down what is begun."""
-    write_json(folder / PLAN, asdict(plan))
+def write_plan(folder: Path, plan: Plan, began: Mapping[str, Any]) -> None:
+    """Write down what is begun, and of which network and images."""
+    write_json(folder / PLAN, {**asdict(plan), BEGAN: began})
+
+
+BEGAN = "began"
+"""The key of a plan's file that says of which weights and images it was begun; earlier versions have none."""
+
+
+def check_began(folder: Path, plan: Plan, began: Mapping[str, Any]) -> str | None:
+    """Hold what unfinished work was begun with against what is there now; a line where the images are others.
+
+    Raises:
+        SubquadError: the network has other weights, of which the fits know nothing.
+    """
+    if not (folder / PLAN).is_file():
+        return None
+    before = _differing(folder, plan)[0].get(BEGAN)
+    if not isinstance(before, dict):
+        return None
+    if before.get("teacher") != began["teacher"]:
+        raise SubquadError(
+            f"{folder} holds unfinished work on other weights than {plan.source} has now: put these back, or take "
+            "another output"
+        )
+    if before.get("images") == began["images"]:
+        return None
+    return f"{plan.images} has other images than when this was begun, {before.get('count')} then, {began['count']} now"

@@ -4,6 +4,7 @@ The folder has what was decided (`conversion.json`), the changes (`delta.safeten
 (`student.safetensors`), and while it goes on the state of each fit. The same call goes on where it was broken off.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from subquad.conversion.conversion_plan import (
     UPDATES,
     Judging,
     Plan,
+    check_began,
     check_folder,
     check_unfinished,
     is_of_plan,
@@ -198,6 +200,12 @@ def open_plan(plan: Plan) -> OpenedPlan:
     return OpenedPlan(opened, config, pictures, drawn)
 
 
+def names_of(pictures: PictureDataset) -> str:
+    """A digest of the images' names, wherever they lie."""
+    names = "\n".join(Path(pictures.path(place)).name for place in range(len(pictures)))
+    return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
+
+
 class _Run:
     """A conversion at work: what is open, and what was found out so far."""
 
@@ -229,7 +237,10 @@ class _Run:
             self.log(f"--amp {slower}: leave it out")
         self.judged.note("swapped", self.student)
         self.drawn[0](0)
-        write_plan(self.folder, plan)  # what fails before, as for want of a whole image, has begun nothing
+        began = {"teacher": conversion.teacher, "images": names_of(self.pictures), "count": len(self.pictures)}
+        if (others := check_began(self.folder, plan, began)) is not None:
+            self.log(others)
+        write_plan(self.folder, plan, began)  # what fails before, as for want of a whole image, has begun nothing
         if self.judging.baseline:
             self.compare_untrained()
         if plan.align_updates:

@@ -119,7 +119,9 @@ def convert(
     digest = digest_of(model.state_dict(), "")
     chosen_layers = [tower.layers[number] for number in names]
     _check_can_be_copied(chosen_layers)
-    parts = (part for layer in chosen_layers for part in layer.module.named_modules(prefix=layer.path))
+    # what was put onto a layer itself is refused where it is replaced
+    within = (part for layer in chosen_layers for part in layer.module.named_modules(prefix=layer.path))
+    parts = ((path, part) for path, part in within if all(part is not layer.module for layer in chosen_layers))
     refuse_held_forwards(parts, "take it away, or put it there behind subquad.convert")
     if others := other_towers(model, tower):
         _say_others_stay(model, tower, others)
@@ -256,6 +258,8 @@ def check_teacher(student: nn.Module, teacher: nn.Module) -> None:
     differing += [
         name for name, tensor in state.items() if shapes.get(name) != tensor.shape and not name.startswith(inside)
     ]
+    # as of a deeper one, whose first layers are as large
+    differing += [name for name in shapes if name not in state and not name.startswith(inside)]
     if differing:
         raise SubquadError(f"this teacher is another network than the student was made of: {some(differing)} differ")
 

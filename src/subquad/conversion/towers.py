@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -144,8 +145,11 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
             unknown kinds, of which it names one.
     """
     if not isinstance(model, nn.Module):
-        hint = network_within(model) or ": give its network, of a pipeline of diffusers `pipe.transformer`"
+        opens = ": subquad.open_trained(…).model is that of a folder or file" if isinstance(model, str | Path) else ""
+        hint = opens or network_within(model) or ": give its network, of a pipeline of diffusers `pipe.transformer`"
         raise SubquadError(f"a {type(model).__name__} is no network{hint}")
+    if hasattr(model, "_orig_mod"):
+        raise SubquadError("this network is compiled: give model._orig_mod, and compile what subquad.convert gives")
     modules = dict(model.named_modules())
     if already := [path for path, module in modules.items() if isinstance(module, ConvertedAttention)]:
         raise SubquadError(

@@ -189,7 +189,8 @@ def _stretched_by(image: Image.Image) -> int:
     return max((_STRETCHED.get(stored, 1) for stored, *_ in arguments), default=1)
 
 
-def _opened(file: Path | BinaryIO) -> BinaryIO:
+def _opened(file: Path | str | BinaryIO) -> BinaryIO:
+    file = Path(file) if isinstance(file, str) else file
     if not isinstance(file, Path):
         return file
     # to open a pipe or a terminal would wait for ever

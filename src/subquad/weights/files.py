@@ -36,7 +36,7 @@ from subquad.weights.torch_files import opened
 from subquad.weights.web_requests import check_address, is_link
 from subquad.writing import json_text, replacing, sorted_json
 
-WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict")
+WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict", "net")
 """Under which keys trainers put the weights, the preferred one first."""
 
 WRAPPED = ("module.", "_orig_mod.")
@@ -217,7 +217,10 @@ def unwrap(content: Any, path: Path | str, preferred: str | None = None) -> dict
     content = _inner(content, preferred)
     kinds = StoredTensor | StrangeTensor
     if not isinstance(content, dict) or not content or not all(isinstance(value, kinds) for value in content.values()):
-        raise SubquadError(f"{path} holds no weights: expected names and tensors, or them under {', '.join(WRAPPERS)}")
+        raise SubquadError(
+            f"{path} holds no weights: expected names and tensors, as torch.save(model.state_dict(), …) writes them, "
+            f"and no whole module, or them under {', '.join(WRAPPERS)}"
+        )
     for key, value in content.items():
         if not isinstance(key, str):
             raise SubquadError(f"{path} has an entry whose name is no text, but the number {key}")

@@ -130,7 +130,10 @@ def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, A
     creation, written = dict(note.get("creation") or {}), task_in(note)
     creation.pop("task", None)
     if written is None:
-        raise SubquadError("it does not say which network it holds: create the model and use load_checkpoint")
+        raise SubquadError(
+            "it does not say which network it holds: create the model and use load_checkpoint, or name timm's network "
+            "in its place, timm/NAME --weights FILE"
+        )
     if written != task:
         raise SubquadError(f"it is {_asked_by(one_line(written, 40))}, not {_asked_by(task)}")
     if len(json_text(creation)) > MOST_ARGUMENTS:

@@ -1,7 +1,8 @@
 """A trained classifier, and its judgement on its data."""
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from subquad.data import ImageDataset, InputConfig, create_loader, eval_transfor
 from subquad.data.imagenet_names import is_imagenet, places_of
 from subquad.errors import SubquadError
 from subquad.tasks.accuracy import EvalResult, TopOne, evaluate
-from subquad.tasks.class_names import all_named, check_classes
+from subquad.tasks.class_names import all_named, check_classes, numbered
 from subquad.tasks.classification.published_figures import published_text
 from subquad.tasks.classification.throughput import measure_throughput
 from subquad.tasks.confusion import confusion_text, save_confusion
@@ -120,11 +121,42 @@ def images_of(
     """The images that a network is judged on, as it takes them."""
     name = trained.data_to_judge(data)
     images = load_dataset(name, split=split, data_dir=data_dir or (None if data else trained.data_dir), strict=strict)
+    count = getattr(trained.model, "num_classes", None)
     if is_imagenet(trained.classes) and tuple(images.classes) != tuple(trained.classes):
         # fewer classes, or by their names in words
         places = places_of(name, images.classes)
         images.classes, images.labels = trained.classes, [places[label] for label in images.labels]
     elif trained.classes:
+        if tuple(images.classes) != trained.classes and set(images.classes) == set(trained.classes):
+            # a network that was trained elsewhere may have them in another order
+            places = [trained.classes.index(one) for one in images.classes]
+            images.classes, images.labels = trained.classes, [places[label] for label in images.labels]
         check_classes(name, images.classes, trained.classes)
+    elif count == IMAGENETS and len(images.classes) != count:
+        places = places_of(name, images.classes)
+        images.classes, images.labels = numbered(count), [places[label] for label in images.labels]
+    elif count and len(images.classes) != count:
+        raise SubquadError(
+            f"{name} has {len(images.classes)} classes, and the model tells {count} apart and has no names for them: "
+            "which are which is not known"
+        )
+    elif count:
+        _say_order(name, images.classes)
     images.transform = eval_transform(trained.input)
     return images
+
+
+IMAGENETS = 1000
+"""How many classes ImageNet-1k has."""
+
+
+def _say_order(name: str, classes: Sequence[str]) -> None:
+    """Warn where libraries put folders in another order, by which a network without names may have been trained."""
+    others = sorted(classes)
+    if list(classes) != others:
+        ours, theirs = (", ".join([*order[:3], "…"]) for order in (classes, others))
+        warnings.warn(
+            f"the model has no names of classes, and those of {name} are taken in the order {ours}; where it was "
+            f"trained by torchvision or timm, theirs was {theirs}: let its label_names say so",
+            stacklevel=3,
+        )
