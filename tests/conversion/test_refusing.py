@@ -177,9 +177,7 @@ def test_a_tower_that_is_not_told_where_images_begin_is_refused(monkeypatch):
 
 
 def test_what_stands_for_a_network_is_told_from_one():
-    with pytest.raises(
-        SubquadError, match=r"a str is no network: subquad\.open_trained\(…\)\.model is"
-    ):
+    with pytest.raises(SubquadError, match=r"a str is no network: subquad\.open_trained\(…\)\.model is"):
         subquad.convert("runs/mine", "linear")
     with pytest.raises(SubquadError, match=r"this network is compiled: give model\._orig_mod"):
         subquad.convert(torch.compile(teacher("timm ViT")), "linear")

@@ -2,6 +2,7 @@
 
 import json
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -123,6 +124,27 @@ def test_classes_are_known_where_all_of_them_are_named(saved, names):
     _, folder = saved
     edit(folder, label_names=names)
     assert open_trained(folder, device="cpu").classes == (CLASSES if isinstance(names, dict) else ())
+
+
+@pytest.mark.parametrize("size", [{"img_size": 32}, {"img_size": None, "input_size": [3, 32, 32]}])
+def test_what_timms_training_script_wrote_beside_its_weights_is_heard(tmp_path, size):
+    torch.manual_seed(0)
+    kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, **kwargs).eval()
+    torch.save({"state_dict": model.state_dict(), "args": SimpleNamespace(lr=1)}, tmp_path / "model_best.pth.tar")
+    args = {"model": "vit_tiny_patch16_224", "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5], "crop_pct": 0.9}
+    args |= {"interpolation": "random", "model_kwargs": kwargs, **size}
+    (tmp_path / "args.yaml").write_text(json.dumps(args))
+    source = f"timm/vit_tiny_patch16_224={tmp_path / 'model_best.pth.tar'}"
+    opened, x = open_trained(source, device="cpu"), torch.randn(2, 3, 32, 32)
+    assert opened.input.mean == (0.1, 0.2, 0.3) and opened.input.std == (0.5, 0.5, 0.5)
+    assert opened.input.img_size == (32, 32) and opened.input.crop_pct == 0.9
+    assert opened.input.interpolation == "bicubic"
+    assert_close(opened.model(x), model(x))
+    # of another network it says nothing
+    (tmp_path / "args.yaml").write_text(json.dumps(args | {"model": "resnet50"}))
+    with pytest.raises(SubquadError, match="can't load"):
+        open_trained(source, device="cpu")
 
 
 def pictures_of(folder, names):

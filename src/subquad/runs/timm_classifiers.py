@@ -3,9 +3,11 @@
 import json
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import timm
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError, unknown_name
 from subquad.models import read_weights
 from subquad.ranges import Pixels, height_and_width
+from subquad.reading import read_yaml
 from subquad.tasks import ImageNetwork, task_named
 from subquad.text import one_line
 from subquad.weights.files import read_note
@@ -50,8 +53,34 @@ def open_timm(source: str, img_size: Pixels | None, device: torch.device) -> Ima
     if state is not None:
         head = next((state[f"{key}.weight"] for key in HEADS if f"{key}.weight" in state), None)
         arguments["num_classes"] = 0 if head is None or not head.dim() else len(head)
+    trained = trained_with(Path(file).parent / TRAINED, name) if file else {}
+    kwargs, size = trained.pop("model_kwargs", None), trained.pop("img_size", None)
+    arguments |= kwargs if isinstance(kwargs, dict) else {}
     hint = "" if file else "; name a file, timm/NAME=FILE"
-    return _opened(name, arguments, state, img_size, device, f"timm/{source}", hint)
+    return _opened(name, arguments, state, img_size or size, device, f"timm/{source}", hint, taking=trained)
+
+
+TRAINED = "args.yaml"
+"""What timm's training script writes beside its weights."""
+
+
+def trained_with(file: Path, name: str) -> dict[str, Any]:
+    """What timm's training script noted of how images of network `name` were taken, beside its weights; or nothing.
+
+    Raises:
+        SubquadError: it can't be read.
+    """
+    if not file.is_file():
+        return {}
+    said = read_yaml(file)
+    if not isinstance(said, dict) or str(said.get("model", "")).partition(".")[0] != name.partition(".")[0]:
+        return {}
+    kept = ("mean", "std", "interpolation", "crop_pct", "img_size", "model_kwargs")
+    found = {key: said[key] for key in kept if said.get(key)}
+    if isinstance(size := said.get("input_size"), list) and len(size) == 3 and "img_size" not in found:
+        found["img_size"] = tuple(size[1:])
+    # of several the one of each image is drawn in training
+    return {key: value for key, value in found.items() if (key, value) != ("interpolation", "random")}
 
 
 def folder_of_timm(path: Path) -> Path | None:
@@ -111,8 +140,9 @@ def _opened(
     hint: str = "",
     *,
     architecture: str | None = None,
+    taking: Mapping[str, Any] = MappingProxyType({}),
 ) -> ImageNetwork:
-    """A network of timm, with timm's weights if there are none of a file."""
+    """A network of timm, with timm's weights if there are none of a file; `taking` says how it takes images."""
     try:
         if img_size is not None:
             if state is not None and arguments.get("img_size") is not None:
@@ -129,6 +159,7 @@ def _opened(
         raise SubquadError(f"can't load {called}: {one_line(error)}{hint}") from None
     config = timm.data.resolve_model_data_config(model)
     seen = {key: config[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
+    seen |= taking
     # of a network of any size timm's note says what its own weights had, whatever size the arguments say
     size = arguments.get("img_size")
     seen["img_size"] = config["input_size"][1:] if size is None else height_and_width(size)
