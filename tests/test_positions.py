@@ -73,3 +73,15 @@ def test_a_relative_bias_on_a_smaller_grid_keeps_the_numbers_of_its_offsets(grid
 def test_another_number_of_prefix_tokens_is_refused_whether_more_or_fewer(called):
     with pytest.raises(SubquadError, match=f"built for 1 prefix tokens but called with {called}"):
         PositionTable(2, 4, TokenGrid(3, 3, 1))(TokenGrid(3, 3, called))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 4), (6, 3), (7, 6)])
+def test_a_relative_bias_that_is_moved_gives_what_it_gave_when_called(shape):
+    bias, grid = RelativeBias(2, TokenGrid(4, 5)), TokenGrid(*shape)
+    wanted, loaded = bias(grid), RelativeBias(2, grid)
+    with torch.no_grad():
+        loaded.table.copy_(loaded.fitted("table", bias.table))
+    bias.regrid(grid)
+    assert bias.table.shape == loaded.table.shape
+    for moved in (bias, loaded):
+        torch.testing.assert_close(moved(grid), wanted)

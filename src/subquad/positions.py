@@ -349,16 +349,22 @@ class RelativeBias(GridTable):
 
     def forward(self, grid: TokenGrid) -> Tensor:
         same_prefix(self.grid, grid)
-        height, width = (larger(here, own) for here, own in zip(grid.shape, self.grid.shape, strict=True))
-        table = resample_offsets(self.table, (height, width))
-        top, left = (table.shape[1] + 1) // 2 - grid.height, (table.shape[2] + 1) // 2 - grid.width
-        table = table[:, top : top + 2 * grid.height - 1, left : left + 2 * grid.width - 1]
+        table = offsets_within(self.table, grid.shape)
         # [y, x, i, j] is the offset (y + i, x + j) from the other corner, so queries, whole lines, run backwards
         offsets = table.flip(1, 2).unfold(1, grid.height, 1).unfold(2, grid.width, 1)
         return rearrange(offsets, "h y x i j -> h (y x) (i j)").flip(1)
 
     def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
-        return resample_offsets(tensor, self.grid.shape)
+        return offsets_within(tensor, self.grid.shape)
+
+
+def offsets_within(table: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A table (h, 2y - 1, 2x - 1) of offsets for a grid of `shape`: its middle, or where that is larger, resampled."""
+    own = (table.shape[1] + 1) // 2, (table.shape[2] + 1) // 2
+    height, width = (larger(here, before) for here, before in zip(shape, own, strict=True))
+    table = resample_offsets(table, (height, width))
+    top, left = (table.shape[1] + 1) // 2 - shape[0], (table.shape[2] + 1) // 2 - shape[1]
+    return table[:, top : top + 2 * shape[0] - 1, left : left + 2 * shape[1] - 1]
 
 
 def resample_offsets(table: Tensor, shape: tuple[int, int]) -> Tensor:

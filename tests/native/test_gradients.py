@@ -218,6 +218,26 @@ def test_gradients_of_correlations_where_numbers_are_of_many_sizes(sizes):
         assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
+@pytest.mark.parametrize(("offset", "spread", "width"), [(60, 1, 16), (-100, 1, 16), (300, 1, 7), (0, 60, 2)])
+def test_gradients_of_streams_without_partners_are_as_exact_as_eager_ones(offset, spread, width):
+    """Their divisors are of 1e-38, whose squares no number holds."""
+    q, k, v, weight = projected(2, 3, 40, width, count=4)
+    gains = [torch.rand(3, 1, 2 * width) for _ in range(2)]
+    found = {}
+    for name, dtype, backend in (
+        ("exact", torch.float64, "eager"),
+        ("eager", torch.float32, "eager"),
+        ("native", torch.float32, "native"),
+    ):
+        given = [(offset + spread * x).to(dtype).requires_grad_() for x in (q, k)]
+        y = ops.polapp_attention(*given, v.to(dtype), *(one.to(dtype) for one in gains), backend=backend)
+        found[name] = [x.double() for x in (y, *torch.autograd.grad(y, given, weight.to(dtype)))]
+    for exact, eager, native in zip(*found.values(), strict=True):
+        scale = exact.abs().max()
+        assert native.isfinite().all()
+        assert (native - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-5 * scale
+
+
 def test_a_token_of_zeros_has_no_gradient_of_powers():
     (q, k, v), power = projected(1, 2, 40, 16, count=3), 2 + torch.rand(2, 1, 16)
     q, k = q.clone().index_fill_(2, torch.tensor([5]), 0), k.clone().index_fill_(2, torch.tensor([7]), 0)

@@ -35,6 +35,7 @@ from subquad.ops import (
     ttt_filter,
     ttt_unit,
 )
+from subquad.ops.linear_formula import FEATURE_MAPS
 from subquad.ops.map_formulas import filter_map
 from subquad.positions import GridBias
 from subquad.rope import rope_of
@@ -65,6 +66,16 @@ def test_linear_weights_are_products_of_features(tokens, name, feature):
     q, k, _ = tokens
     expected = similarity_rows(lambda a, b: feature(a) @ feature(b), q[0, 1], k[0, 1], eps=1e-6)
     torch.testing.assert_close(linear_weights(q, k, feature_map=name)[0, 1], expected)
+
+
+def test_features_of_elu_are_as_exact_where_they_are_small():
+    given = torch.linspace(-60, 10, 1401).requires_grad_()
+    x = given.detach().double().requires_grad_()
+    wanted, y = torch.where(x > 0, x + 1, x.exp()), FEATURE_MAPS["elu"](given)
+    assert torch.all((y - wanted).abs() <= 1e-6 * wanted)
+    slopes, own = (torch.autograd.grad(one.sum(), of)[0] for one, of in ((wanted, x), (y, given)))
+    assert torch.all((own - slopes).abs() <= 1e-6 * slopes)
+    assert (x.detach() == 0).any()
 
 
 def test_mlla_turns_features_across_all_heads_and_normalises_by_those_that_stand_still(tokens):

@@ -22,7 +22,8 @@ WEIGHTS_SHAPES = SHAPES.without("v")
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "elu": lambda x: F.elu(x) + 1,
+    # ELU + 1 without the difference of nearly equal numbers that e^x - 1 + 1 is
+    "elu": lambda x: x.clamp(max=0).exp() + F.relu(x),
 }
 
 

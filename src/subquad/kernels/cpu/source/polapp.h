@@ -259,7 +259,8 @@ Answer polapp_attention_gradient_of(
                 for (int64_t t = 0; t < piece.count; t++) {
                     float *line = &e[t * wide], *to = &scaled[t * row];
                     const float f = 1 / (product(&room[t * wide], z, wide) + eps_of[t]);
-                    dz[t] = -f * f * product(&turned[t * wide], line, wide);
+                    // without partners f is 1e38, and its square no number
+                    dz[t] = -f * (f * product(&turned[t * wide], line, wide));
                     for (int64_t c = 0; c < wide; c += W) store(line + c, load(line + c) * f);
                     std::memset(to, 0, row * sizeof(float));
                     for (int64_t c = from; c < from + count; c++) to[c] = g.data[t * g.row + c] * f;
