@@ -20,10 +20,17 @@ from subquad.rope import Rotation, turned
 SHAPES = kernels.linear_attention.shapes.extended(padding="b m")
 WEIGHTS_SHAPES = SHAPES.without("v")
 
+
+def elu_and_one(x: Tensor) -> Tensor:
+    """ELU + 1, e^x below 0, without the difference of nearly equal numbers that e^x - 1 + 1 is."""
+    positive = F.relu(x)
+    # 0 above 0, where e^x may be no number; the slope at 0 is 1
+    return (x - positive).exp() + positive
+
+
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    # ELU + 1 without the difference of nearly equal numbers that e^x - 1 + 1 is
-    "elu": lambda x: x.clamp(max=0).exp() + F.relu(x),
+    "elu": elu_and_one,
 }
 
 
