@@ -8,7 +8,7 @@ PyTorch copies methods with what they are of, and functions as they are. What di
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
@@ -66,7 +66,8 @@ def _reaches(value: Any, deep: int) -> bool:
         return True
     if isinstance(value, MethodType):
         return _reaches(value.__self__, deep)
-    if deep == 0 or isinstance(value, type):
+    # what a library holds is no part of the function
+    if deep == 0 or isinstance(value, type | ModuleType):
         return False
     if isinstance(value, partial):
         return any(_reaches(one, deep - 1) for one in (value.func, *value.args, *value.keywords.values()))

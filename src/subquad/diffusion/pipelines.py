@@ -83,7 +83,7 @@ def weights_in(pipe: Any) -> str:
     for place, tensor in enumerate(tensors, start=1):
         if tensor.numel():
             total += place * float(tensor.detach().abs().mean(dtype=torch.float32))
-    return f"{float(total):.6g}"
+    return f"{float(total):.8g}"
 
 
 def _check_folder(folder: Path) -> None:

@@ -31,6 +31,8 @@ class ViewsRecorder(GridRecorder):
         Raises:
             SubquadError: nothing was embedded yet, or these tokens are of no whole number of views.
         """
+        if self._rows_here() is not None:
+            return super().grid_of(tokens, prefix)
         front = self.prefix if prefix is None else prefix
         # what is computed again in a backward pass is of no image that was the last
         known = self.calls.standing or (None if in_backward() else self.last_standing)

@@ -91,12 +91,16 @@ class SceneDataset(PictureDataset):
         They do where the last class is nowhere, while 0 is, which is nothing here.
         """
         last, step = len(self.classes), max(1, -(-len(self.pairs) // most))
-        maps = [read_label_map(path) for _, path in self.pairs[::step]]
-        zeros = sum(bool((values == 0).any()) for values in maps)
-        if not zeros or any((values == last).any() for values in maps):
+        seen = zeros = 0
+        for _, path in self.pairs[::step]:
+            values = read_label_map(path)
+            if (values == last).any():
+                return None
+            seen, zeros = seen + 1, zeros + bool((values == 0).any())
+        if not zeros:
             return None
         return (
-            f"none of {len(maps)} maps of labels has {last}, the last class, and {zeros} have 0, which is nothing: "
+            f"none of {seen} maps of labels has {last}, the last class, and {zeros} have 0, which is nothing: "
             f"classes count from 1, so add 1 to labels that count from 0"
         )
 
