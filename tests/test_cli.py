@@ -243,3 +243,18 @@ def test_a_command_is_kept_as_it_can_be_typed_again(monkeypatch, program):
     monkeypatch.setattr(sys, "argv", [program, "train", "--data", "a b"])
     said = "mine.py" if program == "mine.py" else "subquad"
     assert starting.command_line() == f"{said} train --data 'a b'"
+
+
+def test_what_the_package_warns_of_is_one_line_and_others_say_where():
+    import warnings
+
+    from subquad.cli import boundary
+
+    before = warnings.formatwarning
+    with boundary.warnings_in_a_line():
+        ours = warnings.formatwarning("folders\nare ordered", UserWarning, boundary.__file__, 1)
+        theirs = warnings.formatwarning("x", UserWarning, "/elsewhere/file.py", 7)
+        old = warnings.formatwarning("x", DeprecationWarning, boundary.__file__, 7)
+    assert ours == "subquad: folders are ordered\n"
+    assert "file.py:7: UserWarning: x" in theirs and "DeprecationWarning" in old
+    assert warnings.formatwarning is before

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     SUBQUAD_DEBUG=1, shows the trace in front of that line.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    from subquad.cli.boundary import complain, ended_by_signals, wants_trace
+    from subquad.cli.boundary import complain, ended_by_signals, wants_trace, warnings_in_a_line
 
     open_what_is_closed()
     # names of files may have characters that a terminal has not
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_command():
             keep_memory()
             quiet_torchao()
-        with ended_by_signals(), first_process_speaks():
+        with ended_by_signals(), first_process_speaks(), warnings_in_a_line():
             arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:

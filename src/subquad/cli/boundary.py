@@ -10,11 +10,14 @@ import sys
 import tarfile
 import threading
 import traceback
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import yaml
 
@@ -57,6 +60,23 @@ def complain(error: BaseException, trace: bool) -> int:
     # the names of files may hold line breaks, and what terminals obey
     print(f"subquad: {escaped(' '.join(line.splitlines()))}", file=sys.stderr)
     return status
+
+
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Let what this package warns of be one line on stderr, without the place in its code; others' are as they are."""
+    ours, before = str(Path(__file__).parents[1]), warnings.formatwarning
+
+    def in_a_line(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        if category is not UserWarning or not filename.startswith(ours):
+            return before(message, category, filename, lineno, line)
+        return f"subquad: {escaped(' '.join(str(message).splitlines()))}\n"
+
+    warnings.formatwarning = in_a_line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def say(line: str) -> None:
