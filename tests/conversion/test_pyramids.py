@@ -172,3 +172,11 @@ def test_it_learns_from_its_teacher(name):
     student = subquad.convert(model, "inline")
     aligned = align(student, images(number=8), teacher=model, updates=10, batch_size=4)
     assert sum(aligned.after.values()) < sum(aligned.before.values())
+
+
+@pytest.mark.parametrize("name", [name for name in PYRAMIDS if name.startswith("transformers")])
+def test_maps_of_attention_are_refused_however_a_layer_is_asked_for_them(name):
+    student = subquad.convert(teacher(name), "linear")
+    network = next(part for part in student.modules() if hasattr(part, "config"))
+    with pytest.raises(SubquadError, match="a converted layer forms no attention maps"):
+        network(images(64, 64), output_attentions=True)

@@ -124,7 +124,7 @@ def test_classes_are_never_mixed_into_others():
         assert set(crop.unique().tolist()) <= {0, 2, VOID}
 
 
-@pytest.mark.parametrize("scale", [0.25, 1 / 3, 0.5, 0.75, 1.5])
+@pytest.mark.parametrize("scale", [0.25, 1 / 3, 0.5, 0.75])
 def test_labels_stay_on_what_they_name_where_scenes_are_resized(scale):
     """Bright squares with the labels of their pixels; those of the upper left corner were up to 0.4 px off."""
     settings = SceneInput((96, 96), None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -135,15 +135,13 @@ def test_labels_stay_on_what_they_name_where_scenes_are_resized(scale):
         top, left = generator.integers(10, 50, 2)
         labels[top : top + 31, left : left + 31] = 1
         side = round(96 * scale)
-        if side > 96:
-            continue
         image, mask = change(Image.fromarray(255 * labels.repeat(3).reshape(96, 96, 3)), labels)
         whole, named = image[0, :side, :side].double(), (mask[:side, :side] == 1).double()
         places = torch.arange(side).double()
         for axis in (0, 1):
             centres = [(one.sum(1 - axis) * places).sum() / one.sum() for one in (whole, named)]
             off.append(float(centres[1] - centres[0]))
-    assert abs(np.mean(off or [0.0])) < 0.07
+    assert abs(np.mean(off)) < 0.07
 
 
 def test_labels_that_count_from_zero_are_doubted(folder, tmp_path):

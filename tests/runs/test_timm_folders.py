@@ -155,8 +155,8 @@ def pictures_of(folder, names):
     return folder
 
 
-def told_by_number(count, tmp_path, **config):
-    """A network whose answer is the number of the picture's folder, of `pictures_of`."""
+def of_classes(count, tmp_path, **config):
+    """The folder of a network that tells so many classes apart."""
     model = timm.create_model("vit_tiny_patch16_224", num_classes=count, **SIZES).eval()
     about = {"num_classes": count, **config}
     save_for_hf(model, str(tmp_path / "it"), model_config=about, model_args=SIZES, safe_serialization=True)
@@ -169,24 +169,24 @@ def labels_of(source, data):
 
 def test_data_of_other_classes_than_a_network_without_names_tells_apart_are_refused(tmp_path):
     data = pictures_of(tmp_path / "data", ["a", "b", "c"])
-    assert labels_of(told_by_number(3, tmp_path), data) == [0, 1, 2]
+    assert labels_of(of_classes(3, tmp_path), data) == [0, 1, 2]
     with pytest.raises(SubquadError, match="has 3 classes, and the model tells 12 apart and has no names for them"):
-        labels_of(told_by_number(12, tmp_path), data)
+        labels_of(of_classes(12, tmp_path), data)
 
 
 def test_a_network_of_imagenets_classes_knows_them_by_their_folders_whoever_names_none(tmp_path):
     data = pictures_of(tmp_path / "data", ["n01440764", "n02102040", "n03000684"])
-    assert labels_of(told_by_number(1000, tmp_path), data) == [0, 217, 491]
+    assert labels_of(of_classes(1000, tmp_path), data) == [0, 217, 491]
     with pytest.raises(SubquadError, match="has a class a, which is no class of ImageNet"):
-        labels_of(told_by_number(1000, tmp_path), pictures_of(tmp_path / "others", ["a", "b"]))
+        labels_of(of_classes(1000, tmp_path), pictures_of(tmp_path / "others", ["a", "b"]))
 
 
 def test_classes_are_found_by_their_names_in_any_order(tmp_path):
     data = pictures_of(tmp_path / "data", ["cat", "dog", "owl"])
-    assert labels_of(told_by_number(3, tmp_path, label_names=["owl", "cat", "dog"]), data) == [1, 2, 0]
+    assert labels_of(of_classes(3, tmp_path, label_names=["owl", "cat", "dog"]), data) == [1, 2, 0]
 
 
 def test_folders_that_libraries_order_otherwise_are_said_where_a_network_has_no_names(tmp_path):
     data = pictures_of(tmp_path / "data", [str(number) for number in range(1, 11)])
     with pytest.warns(UserWarning, match="in the order 1, 2, 3, …; where .* theirs was 1, 10, 2, …: let its label_"):
-        assert labels_of(told_by_number(10, tmp_path), data) == list(range(10))
+        assert labels_of(of_classes(10, tmp_path), data) == list(range(10))

@@ -176,11 +176,7 @@ class ConvertedAttention(nn.Module):
         Raises:
             SubquadError: attention maps are asked for: others' would stand in their places.
         """
-        if kwargs.get("output_attentions"):
-            raise SubquadError(
-                "a converted layer forms no attention maps: leave output_attentions out, or ask the network that was "
-                "converted"
-            )
+        refuse_maps(kwargs.get("output_attentions"))
         return super().__call__(*args, **kwargs)
 
     def standing_on(self, rows: TokenGrid) -> AbstractContextManager[None]:
@@ -294,6 +290,15 @@ class ConvertedAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"converted from {type(self._held[0]).__name__}"
+
+
+def refuse_maps(output_attentions: bool | None) -> None:
+    """Raise where a layer is asked for attention maps."""
+    if output_attentions:
+        raise SubquadError(
+            "a converted layer forms no attention maps: leave output_attentions out, or ask the network that was "
+            "converted"
+        )
 
 
 def is_quadratic(mechanism: Mechanism) -> bool:

@@ -117,12 +117,7 @@ def convert(
     check_names(settings, set(), {name for name, _ in chosen})
     mechanisms = _mechanisms(tower, dict(zip(names, chosen, strict=True)), settings)
     digest = digest_of(model.state_dict(), "")
-    chosen_layers = [tower.layers[number] for number in names]
-    _check_can_be_copied(chosen_layers)
-    # what was put onto a layer itself is refused where it is replaced
-    within = (part for layer in chosen_layers for part in layer.module.named_modules(prefix=layer.path))
-    parts = ((path, part) for path, part in within if all(part is not layer.module for layer in chosen_layers))
-    refuse_held_forwards(parts, "take it away, or put it there behind subquad.convert")
+    _check_can_be_copied([tower.layers[number] for number in names])
     if others := other_towers(model, tower):
         _say_others_stay(model, tower, others)
     if not in_place:
@@ -347,11 +342,16 @@ def _check_weights_are_there(model: nn.Module) -> None:
 
 
 def _check_can_be_copied(layers: Sequence[Layer]) -> None:
-    """Raise where a tensor has a gradient to what it was computed of: PyTorch copies none, and parts are always copied.
+    """Raise where a tensor has a gradient to what it was computed of, or a part's `forward` holds that part.
+
+    PyTorch copies none of the first, and copies of the second call the old part; parts are always copied.
 
     Others of the network hinder only a copy of all of it, see `_copied`.
     """
     for layer in layers:
+        # what was put onto the layer itself is refused where it is replaced
+        parts = (one for one in layer.module.named_modules(prefix=layer.path) if one[1] is not layer.module)
+        refuse_held_forwards(parts, "take it away, or put it there behind subquad.convert")
         for path, module in layer.module.named_modules(prefix=layer.path):
             for name, tensor in (vars(module) | module._buffers).items():
                 if isinstance(tensor, Tensor) and not tensor.is_leaf:

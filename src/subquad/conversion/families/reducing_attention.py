@@ -16,6 +16,7 @@ from subquad.conversion.converted_attention import (
     Mechanism,
     channels_into,
     is_quadratic,
+    refuse_maps,
     refuse_own_scale,
 )
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
@@ -72,7 +73,9 @@ class ReducingAttention(ConvertedAttention):
         return ((name, part) for name, part in super().kept(original) if name not in unused)
 
     def forward(self, hidden_states: Tensor, height: int, width: int, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        return self.attend(hidden_states, TokenGrid(height, width)), None
+        # PVT and GLPN hand output_attentions on by its place
+        refuse_maps(any(args))
+        return self.attend(hidden_states, TokenGrid(height, width, self.tokens_in_front)), None
 
     def attend(self, x: Tensor, grid: TokenGrid) -> Tensor:
         """Project, mix, project back: (b, n, c) to (b, n, c)."""
@@ -188,9 +191,6 @@ class TransformersPvtAttention(ReducingAttention):
     replaces: ClassVar[tuple[str, ...]] = ("transformers.models.pvt.modeling_pvt.PvtEfficientSelfAttention",)
     reduced_by: ClassVar[tuple[str, str, str, str]] = ("pool", "sequence_reduction", "layer_norm", "act")
     answered_as: ClassVar[tuple[str, ...]] = ()
-
-    def forward(self, hidden_states: Tensor, height: int, width: int, *args: Any, **kwargs: Any) -> tuple[Tensor]:  # type: ignore[override]
-        return (self.attend(hidden_states, TokenGrid(height, width, self.tokens_in_front)),)
 
 
 class OlderSegformerAttention(ReducingAttention):

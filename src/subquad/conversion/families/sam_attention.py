@@ -47,6 +47,11 @@ class SamAttention(ConvertedAttention):
     def is_target(cls, original: nn.Module, block: nn.Module, number: int) -> bool:
         return not getattr(block, "window_size", 0)
 
+    @property
+    def rotation(self) -> Rotation | None:
+        """How tokens turn, of encoders whose layers know it."""
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         grid = TokenGrid(x.shape[1], x.shape[2])
         tokens = x.flatten(1, 2)
@@ -55,7 +60,7 @@ class SamAttention(ConvertedAttention):
         rows, columns = map(self.own_weight, TABLES)
         if rows is not None and columns is not None:
             q, k, v = with_distances(q, k, v, rows, columns, grid)
-        y = self.mix(q, k, v, tokens, grid=grid)
+        y = self.mix(q, k, v, tokens, grid=grid, rotation=self.rotation)
         y = y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2)
         return self.through("proj_drop", self.through("proj", y)).view(x.shape)
 
@@ -227,13 +232,10 @@ class MetasSam3Attention(SamAttention):
             what = "class tokens" if original.cls_token else "relative positions"
             raise SubquadError(f"an encoder of SAM 3 with {what} can't be converted")
 
-    def forward(self, x: Tensor) -> Tensor:
-        grid = TokenGrid(x.shape[1], x.shape[2])
-        tokens = x.flatten(1, 2)
-        q, k, v = (self.split(part) for part in self.through("qkv", tokens).chunk(3, dim=-1))
-        cos: Any = self.cos
-        rotation = None if cos is None else Rotation(cos, cast(Tensor, self.sin), interleaved=True)
-        return self.through("proj", self.mix(q, k, v, tokens, grid=grid, rotation=rotation)).view(x.shape)
+    @property
+    def rotation(self) -> Rotation | None:
+        cos, sin = (cast(Tensor | None, getattr(self, name)) for name in ("cos", "sin"))
+        return None if cos is None or sin is None else Rotation(cos, sin, interleaved=True)
 
 
 def with_distances(
