@@ -289,6 +289,59 @@ def test_operations_are_operators_of_torch():
         )
 
 
+def test_operators_have_the_gradients_that_their_calls_have():
+    calls = calls_of_all()
+    of_keeping = {one.keeping: one for one in OPERATORS.values() if one.keeping is not None}
+    differentiable = [one for one in calls if one.has_gradient("native")]
+    assert len(differentiable) > 15
+    for operator in differentiable:
+        one = of_keeping.get(operator, operator)
+        arguments, count = calls[operator], len(one.needed)
+        learned = [
+            tensor.detach().clone().requires_grad_() if tensor is not None and name not in one.masks else tensor
+            for tensor, (name, _) in zip(arguments, one.needed, strict=False)
+        ]
+        wanted = [tensor for tensor in learned if tensor is not None and tensor.requires_grad]
+        gradients = []
+        for call in (
+            lambda *given: operator.packet.default(*given, "native"),  # noqa: B023
+            lambda *given: choosing.run(one, "native", lambda: None, given[:count], given[count:]),  # noqa: B023
+        ):
+            result = call(*learned, *arguments[count:])
+            result = result if isinstance(result, torch.Tensor) else result[0]
+            torch.manual_seed(1)
+            weight = torch.randn_like(result)
+            gradients.append(torch.autograd.grad(result, wanted, weight, allow_unused=True, materialize_grads=True))
+        assert any(gradient.count_nonzero() for gradient in gradients[0]), operator.name
+        for got, expected in zip(*gradients, strict=True):
+            assert_close(got, expected, rtol=1e-5, atol=1e-6, msg=lambda text: f"{operator.name}: {text}")  # noqa: B023
+
+
+def test_gradients_of_what_is_compiled_for_sizes_that_are_computed_are_those_of_the_formula():
+    def of_pooled(x):
+        # as in the stages of a pyramid: a number of tokens that is no size of what is given
+        tokens = torch.nn.functional.avg_pool1d(x, 2).unflatten(1, (2, 8)).transpose(2, 3)
+        return ops.linear_attention(tokens, tokens, tokens).square().sum()
+
+    compiled = torch.compile(of_pooled, fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (32, 48):
+        x = torch.randn(2, 16, size, requires_grad=True)
+        with use_backend("eager"):
+            (expected,) = torch.autograd.grad(of_pooled(x), x)
+        (got,) = torch.autograd.grad(compiled(x), x)
+        assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_code_says_that_it_has_no_gradients_of_gradients():
+    def answers(x):
+        return ops.linear_attention(x, x, x).square().sum()
+
+    x = torch.randn(1, 2, 12, 8, requires_grad=True)
+    compiled = torch.compile(answers, fullgraph=True, backend="eager", dynamic=False)
+    with pytest.raises(SubquadError, match="compiled code has no gradients of the gradients of linear attention"):
+        torch.autograd.grad(compiled(x), x, create_graph=True)
+
+
 @torch.no_grad()
 def test_a_tensor_that_has_to_be_there_and_is_none_is_not_read():
     calls = calls_of_all()

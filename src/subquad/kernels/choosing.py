@@ -123,6 +123,9 @@ def run(
         return operator(*tensors, *settings, backend)
     keeping = operator.keeping
     computed = operator if keeping is None or backend not in keeping.implementations else keeping
+    if is_traced():
+        results = computed(*tensors, *settings, backend)
+        return results if isinstance(results, Tensor) else results[0]
     return with_gradient(
         lambda *tensors: computed(*tensors, *settings, backend),
         lambda kept, grad, *tensors: operator.backward(backend, grad, tensors, settings, kept),

@@ -171,8 +171,42 @@ def operator(
     for device in DEVICES:
         NAMESPACE.impl(name, dispatch, device)
     torch.library.register_fake(f"subquad::{name}", without_running, lib=NAMESPACE)
+    if declared.gradient is not None:
+        _register_gradient(declared, declared)
     register_flop_formula(declared.packet)(lambda *shapes, out_shape=None, **settings: flops(*shapes[:-1]))
     return declared
+
+
+def _register_gradient(called: Operator, one: Operator) -> None:
+    """Let PyTorch differentiate calls of `called`, which is `one` or what it keeps more by.
+
+    This is what compiled code takes: Dynamo fails at functions with a gradient of Python's where sizes are computed from
+    sizes that change. Elsewhere `subquad.kernels.gradients` has the gradient of the gradient too.
+    """
+    count = len(one.needed)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        kept = () if isinstance(output, Tensor) else output[1:]
+        ctx.settings, ctx.backend = inputs[count:-1], inputs[-1]
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:count], *kept)
+
+    def backward(ctx: Any, grad: Tensor | None, *of_kept: None) -> tuple[Tensor | None, ...]:
+        unlearned = (None,) * (len(ctx.settings) + 1)
+        if grad is None:
+            return (None,) * count + unlearned
+        if torch.is_grad_enabled():
+            raise SubquadError(
+                f"compiled code has no gradients of the gradients of {one.title}: they are there under "
+                'subquad.use_backend("eager"), and without torch.compile'
+            )
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        saved = ctx.saved_tensors
+        grads = one.backward(ctx.backend, grad, saved[:count], ctx.settings, saved[count:])
+        return *grads, *unlearned
+
+    torch.library.register_autograd(f"subquad::{called.name}", backward, setup_context=keep, lib=NAMESPACE)
 
 
 def keeps(one: Operator, kept: dict[str, str], empty: Callable[..., tuple[Tensor, ...]]) -> Operator:
@@ -201,8 +235,9 @@ def keeps(one: Operator, kept: dict[str, str], empty: Callable[..., tuple[Tensor
         forward["flops"],
         shape=lambda *arguments: (shape(*arguments), *empty(*arguments)),
         result=f"(Tensor{', Tensor' * count})",
-        gradient=gradient,
     )
+    one.keeping.gradient = gradient
+    _register_gradient(one.keeping, one)
     return one.keeping
 
 
