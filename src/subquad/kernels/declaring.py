@@ -180,7 +180,7 @@ def operator(
 def _register_gradient(called: Operator, one: Operator) -> None:
     """Let PyTorch differentiate calls of `called`, which is `one` or what it keeps more by.
 
-    This is what compiled code takes: Dynamo fails at functions with a gradient of Python's where sizes are computed from
+    This is what compiled code takes: Dynamo fails at functions with a gradient of Python's where sizes are computed of
     sizes that change. Elsewhere `subquad.kernels.gradients` has the gradient of the gradient too.
     """
     count = len(one.needed)
