@@ -41,6 +41,22 @@ def test_255_in_an_annotation_is_nothing_as_0_is(folder):
     assert (labels[:, :2] == VOID).all() and (labels[:, 50:] == VOID).all() and labels[:, 2:50].max() <= 2
 
 
+def test_labels_that_a_file_counts_from_zero_are_classes_from_zero(folder):
+    """As in Cityscapes and Pascal VOC: 0 is the first class, 255 alone is nothing."""
+    for file in (folder / "annotations").rglob("*.png"):
+        raw = np.asarray(Image.open(file))
+        Image.fromarray(np.where(raw == 0, VOID, raw - 1).astype(np.uint8)).save(file)
+    (folder / "objectInfo.txt").write_text("0\tground\n1\tred\n2\tgreen\n")
+    scenes = load_scenes(folder, split="train")
+    assert scenes.classes == ("ground", "red", "green") and scenes.first_label == 0
+    raw = np.asarray(Image.open(folder / "annotations/training/0.png"))
+    assert np.array_equal(scenes.labels(0), raw)
+    Image.fromarray(np.where(raw == 1, 3, raw)).save(folder / "annotations/training/0.png")
+    said = r"0\.png has label 3, and there are 3 classes, from 0 to 2 in objectInfo\*\.txt, and 255 for nothing"
+    with pytest.raises(DataError, match=said):
+        scenes.labels(0)
+
+
 def grey_png(path, values, bits):
     """A PNG of grey numbers of fewer bits than Pillow writes."""
     lines = np.pad(values, ((0, 0), (0, -values.shape[1] % (8 // bits))))
@@ -124,17 +140,18 @@ def test_classes_are_never_mixed_into_others():
         assert set(crop.unique().tolist()) <= {0, 2, VOID}
 
 
+@pytest.mark.parametrize("short_side", [None, 48, 144])
 @pytest.mark.parametrize("scale", [0.25, 1 / 3, 0.5, 0.75])
-def test_labels_stay_on_what_they_name_where_scenes_are_resized(scale):
+def test_labels_stay_on_what_they_name_where_scenes_are_resized(scale, short_side):
     """Bright squares with the labels of their pixels; those of the upper left corner were up to 0.4 px off."""
-    settings = SceneInput((96, 96), None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    settings = SceneInput((96, 96), short_side, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     change = TrainingTransform(settings, scale=(scale, scale), hflip=0, distort=False, most_of_one=1.0)
     generator, off = np.random.default_rng(0), []
     for _ in range(40):
         labels = np.zeros((96, 96), np.uint8)
         top, left = generator.integers(10, 50, 2)
         labels[top : top + 31, left : left + 31] = 1
-        side = round(96 * scale)
+        side = min(96, round((short_side or 96) * scale))
         image, mask = change(Image.fromarray(255 * labels.repeat(3).reshape(96, 96, 3)), labels)
         whole, named = image[0, :side, :side].double(), (mask[:side, :side] == 1).double()
         places = torch.arange(side).double()
@@ -151,6 +168,9 @@ def test_labels_that_count_from_zero_are_doubted(folder, tmp_path):
     (folder / "objectInfo.txt").unlink()
     assert doubt(3) is None
     assert "none of 6 maps of labels has 4, the last class, and 6 have 0, which is nothing: classes count" in doubt(4)
+    (folder / "objectInfo.txt").write_text("0\tground\n1\tred\n2\tgreen\n3\tblue\n")
+    assert doubt(None) is None  # as the file says it
+    (folder / "objectInfo.txt").unlink()
     # as where a class is rare and nothing is left out
     for file in (folder / "annotations/training").iterdir():
         Image.fromarray(np.maximum(np.asarray(Image.open(file)), 1)).save(file)
@@ -273,9 +293,9 @@ def test_class_names_are_read_as_ade20k_writes_them(tmp_path):
     file = tmp_path / "objectInfo150.txt"
     rows = ["Idx\tRatio\tTrain\tVal\tStuff\tName", "1\t0.15\t11664\t1172\t1\twall, bulkhead"]
     file.write_text("\n".join([*rows, "2\t0.1\t6046\t612\t1\tsky"]))
-    assert read_class_names(file) == ["wall", "sky"]
+    assert read_class_names(file) == (1, ["wall", "sky"])
     file.write_text("1\twall\n3\tsky\n")
-    with pytest.raises(SubquadError, match="does not name classes 1, 2, 3"):
+    with pytest.raises(SubquadError, match="does not name classes 1, 2, 3, … or 0, 1, 2, …,"):
         read_class_names(file)
 
 
@@ -283,15 +303,15 @@ def test_class_names_tell_classes_apart(tmp_path):
     """The first name alone made two classes of one name of a road that is paved and one that is not."""
     file = tmp_path / "objectInfo.txt"
     file.write_text("1\troad, paved\n2\troad, unpaved\n3\tsky, air\n4\t, none\n")
-    assert read_class_names(file) == ["road, paved", "road, unpaved", "sky", ", none"]
+    assert read_class_names(file) == (1, ["road, paved", "road, unpaved", "sky", ", none"])
     file.write_text("1\troad\n2\troad\n3\tsky\n")
-    assert read_class_names(file) == ["road (class 1)", "road (class 2)", "sky"]
+    assert read_class_names(file) == (1, ["road (class 1)", "road (class 2)", "sky"])
 
 
 def test_class_names_behind_a_mark_of_the_encoding_are_read(tmp_path):
     file = tmp_path / "objectInfo.txt"
     file.write_text("1\twall\n2\tsky\n", encoding="utf-8-sig")
-    assert read_class_names(file) == ["wall", "sky"]
+    assert read_class_names(file) == (1, ["wall", "sky"])
 
 
 def test_files_that_name_other_classes_are_said(folder):

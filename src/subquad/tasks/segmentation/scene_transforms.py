@@ -111,7 +111,8 @@ class TrainingTransform(SceneTransform):
         factor = float(torch.empty(()).uniform_(*self.scale))
         size = [max(1, round(height * factor)), max(1, round(width * factor))]
         image = transforms.resize(image, size, antialias=True)
-        rows, columns = (in_the_middle(*lengths) for lengths in ((height, size[0]), (width, size[1])))
+        # labels are as large as the picture was before it was brought to `short_side`
+        rows, columns = (in_the_middle(*lengths) for lengths in zip(mask.shape[-2:], size, strict=True))
         mask = Mask(mask[..., rows[:, None], columns])
         right, below = max(0, self.settings.crop[1] - size[1]), max(0, self.settings.crop[0] - size[0])
         image = transforms.pad(image, [0, 0, right, below], fill=[round(255 * mean) for mean in self.settings.mean])
