@@ -187,6 +187,11 @@ def test_label_maps_and_overlays_are_those_of_the_network(scenes, tmp_path):
     assert found.shares == [("green", 0.75), ("red", 0.25)]
     with Image.open(tmp_path / "0.png") as written:
         assert np.array_equal(np.asarray(written), found.labels + 1)
+        shades = np.asarray(written.convert("RGB"))
+    list(predict_scenes(segmenter(first_label=0), [picture], tmp_path / "from-0"))
+    with Image.open(tmp_path / "from-0/0.png") as written:
+        assert np.array_equal(np.asarray(written), found.labels)
+        assert np.array_equal(np.asarray(written.convert("RGB")), shades)
     with Image.open(picture) as image:
         base, right = np.asarray(image.convert("RGB"))[20, 50], np.array(colour(2))
     with Image.open(tmp_path / "0-overlay.png") as shown:
@@ -196,6 +201,7 @@ def test_label_maps_and_overlays_are_those_of_the_network(scenes, tmp_path):
 def test_nothing_has_no_colour_and_the_label_zero():
     labels = np.array([[0, 255]], np.uint8)
     assert np.asarray(as_labels(labels)).tolist() == [[1, 0]]
+    assert np.asarray(as_labels(labels, 0)).tolist() == [[0, 255]]
     picture = Image.new("RGB", (2, 1), (10, 20, 30))
     assert np.asarray(overlay(picture, labels))[0, 1].tolist() == [10, 20, 30]
 

@@ -24,6 +24,7 @@ KINDS: dict[str, tuple[type, str]] = {
     "data": (str, "text"),
     "data_settings": (dict, "settings by name"),
     "slide": (bool, "true or false"),
+    "labels_from_zero": (bool, "true or false"),
 }
 """What is read from a note, its type, and that in words."""
 

@@ -2,7 +2,8 @@
 
     images/{training,validation}/*.jpg    annotations/{training,validation}/*.png    objectInfo*.txt
 
-A label of 0 is nothing, 1 is the first class. Here classes count from 0, and nothing is `VOID`.
+A label of 0 is nothing, 1 is the first class, unless objectInfo*.txt counts classes from 0, as Cityscapes and Pascal
+VOC do: then 255 alone is nothing. Here classes count from 0, and nothing is `VOID`.
 """
 
 from collections import Counter
@@ -30,13 +31,20 @@ class SceneDataset(PictureDataset):
 
     Attributes:
         classes: names, in the order of the labels.
+        first_label: the label of the first class in the files, 1 or 0.
     """
 
     def __init__(
-        self, pairs: Sequence[tuple[Path, Path]], classes: Sequence[str], name: str, *, strict: bool = False
+        self,
+        pairs: Sequence[tuple[Path, Path]],
+        classes: Sequence[str],
+        name: str,
+        *,
+        first_label: int = 1,
+        strict: bool = False,
     ) -> None:
         super().__init__(len(pairs), name, strict=strict)
-        self.pairs, self.classes = list(pairs), tuple(classes)
+        self.pairs, self.classes, self.first_label = list(pairs), tuple(classes), first_label
         self.transform: Callable[[Image.Image, NDArray[np.uint8]], Any] | None = None
 
     def __getitem__(self, index: int) -> Any:
@@ -66,10 +74,14 @@ class SceneDataset(PictureDataset):
         if size is not None and (width, height) != size:
             raise DataError(f"annotation {path} has {width}×{height} px, its image {size[0]}×{size[1]}")
         highest, lowest = int(values.max(initial=0, where=values != VOID)), int(values.min(initial=0))
-        if highest > len(self.classes) or lowest < 0:
+        last = len(self.classes) - 1 + self.first_label
+        if highest > last or lowest < 0:
             label = lowest if lowest < 0 else highest
-            raise DataError(f"annotation {path} has label {label}, and there are {len(self.classes)} classes")
-        return np.where((values == 0) | (values == VOID), VOID, values - 1).astype(np.uint8)
+            counted = "" if self.first_label else f", from 0 to {last} in objectInfo*.txt, and {VOID} for nothing"
+            raise DataError(f"annotation {path} has label {label}, and there are {len(self.classes)} classes{counted}")
+        if self.first_label:
+            values = np.where(values == 0, VOID, values)
+        return np.where(values == VOID, VOID, values - self.first_label).astype(np.uint8)
 
     def check_labels(self) -> None:
         """Read all maps of labels, and of images where they say how large these are.
@@ -90,6 +102,8 @@ class SceneDataset(PictureDataset):
 
         They do where the last class is nowhere, while 0 is, which is nothing here.
         """
+        if not self.first_label:
+            return None
         last, step = len(self.classes), max(1, -(-len(self.pairs) // most))
         seen = zeros = 0
         for _, path in self.pairs[::step]:
@@ -101,7 +115,7 @@ class SceneDataset(PictureDataset):
             return None
         return (
             f"none of {seen} maps of labels has {last}, the last class, and {zeros} have 0, which is nothing: "
-            f"classes count from 1, so add 1 to labels that count from 0"
+            f"classes count from 1 unless {self.name}/objectInfo.txt counts them from 0, a line each: number, tab, name"
         )
 
 
@@ -139,10 +153,10 @@ def load_scenes(
         if not folder.is_dir():
             raise SubquadError(f"{path} has no {folder.relative_to(path)}: scenes lie in {LAYOUT}")
     pairs = _pairs(images, annotations)
-    names = _class_names(path, num_classes, classes)
+    first_label, names = _class_names(path, num_classes, classes)
     if len(names) >= VOID:
         raise SubquadError(f"{path} has {len(names)} classes, and labels of a byte tell {VOID - 1} apart")
-    return SceneDataset(pairs[:max_images], names, str(data), strict=strict)
+    return SceneDataset(pairs[:max_images], names, str(data), first_label=first_label, strict=strict)
 
 
 def are_scenes(data: str | Path) -> bool:
@@ -182,27 +196,30 @@ def _annotation_at(image: Path) -> Path:
     return upper if is_regular_file(upper) and not usual.exists() else usual
 
 
-def _class_names(path: Path, num_classes: int | None, classes: Sequence[str]) -> list[str]:
+def _class_names(path: Path, num_classes: int | None, classes: Sequence[str]) -> tuple[int, list[str]]:
+    """The label of the first class, and the names of all."""
     files = sorted(path.glob("objectInfo*.txt"))
     if not files and classes:
-        return list(classes)
+        return 1, list(classes)
     if not files:
         if num_classes is None:
             raise SubquadError(f"{path} has no objectInfo.txt with the names of classes: give --num-classes")
         if num_classes < 1:
             raise SubquadError(f"scenes have 1 class or more, got {num_classes}")
-        return [f"class {k + 1}" for k in range(num_classes)]
-    names = read_class_names(files[0])
+        return 1, [f"class {k + 1}" for k in range(num_classes)]
+    first_label, names = read_class_names(files[0])
     for other in files[1:]:
-        if read_class_names(other) != names:
+        if read_class_names(other) != (first_label, names):
             raise SubquadError(f"{files[0]} and {other.name} beside it name other classes: keep the one that is meant")
     if num_classes is not None and num_classes != len(names):
         raise SubquadError(f"{files[0]} names {len(names)} classes, not {num_classes}: leave out --num-classes")
-    return names
+    return first_label, names
 
 
-def read_class_names(file: Path) -> list[str]:
+def read_class_names(file: Path) -> tuple[int, list[str]]:
     """Read names from lines "1<tab>sky", or ADE20K's of index, shares, counts and names, in the order of indices.
+
+    The number of the first comes with them, 1 or 0.
 
     Of several names of a class, divided by commas, the first is taken; all of them where another class has it as well,
     and with its number where all are shared.
@@ -214,13 +231,12 @@ def read_class_names(file: Path) -> list[str]:
         raise SubquadError(f"{file} can't be read: {reason_without_path(error)}") from None
     rows = ([cell.strip() for cell in line.split("\t") if cell.strip()] for line in lines)
     named = [(cells[0], cells[-1]) for cells in rows if len(cells) > 1 and cells[0].isdecimal()]
-    first = {number: cell.split(",")[0].strip() or cell for number, cell in named}
-    shared = Counter(first.values())
-    names = {number: first[number] if shared[first[number]] == 1 else cell for number, cell in named}
-    if not names or sorted(names) != sorted(str(k) for k in range(1, len(named) + 1)):
-        raise SubquadError(f"{file} does not name classes 1, 2, 3, …, a line each: number, tab, name")
+    short = {number: cell.split(",")[0].strip() or cell for number, cell in named}
+    shared = Counter(short.values())
+    names = {number: short[number] if shared[short[number]] == 1 else cell for number, cell in named}
+    first_label = 0 if "0" in names else 1
+    numbers = [str(k) for k in range(first_label, len(named) + first_label)]
+    if not names or sorted(names) != sorted(numbers):
+        raise SubquadError(f"{file} does not name classes 1, 2, 3, … or 0, 1, 2, …, a line each: number, tab, name")
     alike = Counter(names.values())
-    return [
-        name if alike[name] == 1 else f"{name} (class {k})"
-        for k, name in ((k, names[str(k)]) for k in range(1, len(named) + 1))
-    ]
+    return first_label, [names[k] if alike[names[k]] == 1 else f"{names[k]} (class {k})" for k in numbers]

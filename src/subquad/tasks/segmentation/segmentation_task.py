@@ -171,6 +171,7 @@ class Segmentation(Task):
         return {
             "task": self.name,
             "classes": list(images.classes),
+            "labels_from_zero": images.first_label == 0,
             "input": asdict(self.input),
             "data": images.name,
             "slide": self.recipe.slide,

@@ -69,11 +69,13 @@ class TrainedSegmenter(Trained):
         input: how scenes are brought to the network.
         slide: whether it was judged through windows.
         released: what is known of the authors' file that its weights are from; empty for others.
+        first_label: the label of the first class in maps that it was trained on, 1 or 0; so it is written.
     """
 
     input: SceneInput
     slide: bool
     released: Mapping[str, Any] = field(default_factory=dict)
+    first_label: int = 1
 
     def image_network(self, img_size: Pixels | None = None) -> ImageNetwork:
         """Give its backbone with the norms of its maps, which looks at images of the size of its crops."""
@@ -168,7 +170,8 @@ def opened_segmenter(model: nn.Module, note: Mapping[str, Any]) -> TrainedSegmen
     classes, slide, settings = required(note, "classes", "slide", "input")
     device, scenes = next(model.parameters()).device, settings_of(SceneInput, settings)
     return TrainedSegmenter(
-        "segment", model, tuple(classes), note.get("data"), None, device, scenes, slide, released_in(note)
+        *("segment", model, tuple(classes), note.get("data"), None, device, scenes, slide, released_in(note)),
+        first_label=0 if note.get("labels_from_zero") else 1,
     )
 
 
@@ -210,7 +213,8 @@ def predict_scenes(
 ) -> Iterator[SegmentedScene]:
     """Segment image files, those in folders included; each gets <name>.png, its labels, and <name>-overlay.png.
 
-    Labels are written as ADE20K has them, 1 for the first class, with a palette. Images of subfolders are written to
+    Labels are written as those that it was trained on, with a palette: 1 for the first class, as ADE20K has them, or 0.
+    Images of subfolders are written to
     subfolders.
 
     Raises:
@@ -227,7 +231,8 @@ def predict_scenes(
             logits = segment(trained.model, x.to(trained.device), size, trained.window(slide))
         check_finite(logits, path)
         labels = logits.argmax(0).to(torch.uint8).cpu().numpy()
-        for output, written in zip(planned[path], (as_labels(labels), overlay(picture, labels)), strict=True):
+        pictures = as_labels(labels, trained.first_label), overlay(picture, labels)
+        for output, written in zip(planned[path], pictures, strict=True):
             save_picture(written, output)
         counts = np.bincount(labels.ravel(), minlength=len(trained.classes)) / labels.size
         order = [int(place) for place in np.argsort(-counts, kind="stable") if counts[place]]
@@ -248,10 +253,13 @@ def segmented_scenes(
     log(f"label maps and overlays are in {output}")
 
 
-def as_labels(labels: NDArray[np.uint8]) -> Image.Image:
-    """Labels as ADE20K writes them, in colours."""
-    image = Image.fromarray(np.where(labels == VOID, 0, labels + 1).astype(np.uint8))
-    image.putpalette([0, 0, 0, *(part for k in range(VOID) for part in colour(k))])
+def as_labels(labels: NDArray[np.uint8], first_label: int = 1) -> Image.Image:
+    """Labels as data write them whose first class has this one, in colours."""
+    nothing = 0 if first_label else VOID
+    image = Image.fromarray(np.where(labels == VOID, nothing, labels + first_label).astype(np.uint8))
+    colours = [list(colour(k)) for k in range(VOID)]
+    colours.insert(nothing, [0, 0, 0])
+    image.putpalette([part for one in colours for part in one])
     return image
 
 
