@@ -1,5 +1,7 @@
 """Further families of networks: the teacher with softmax, any mechanism, restored to the bit."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from foreign import (
@@ -309,6 +311,27 @@ def test_swin_blocks_that_are_not_quadratic_lose_windows_and_biases(name):
     paths = [layer.path for layer in find_tower(teacher(name)).layers]
     for path, there in ((paths[0], True), (paths[1], False), (paths[-1], True)):
         assert any(key.startswith(f"{path}.") for key in with_bias) == there
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["SwinModel", "SwinBackbone"])
+def test_windows_of_transformers_swin_are_shifted_where_its_calls_shift_them(kind):
+    """By the map of a call: one that is no larger than a window is not shifted, but in a backbone."""
+    import transformers
+
+    sizes = {"image_size": 64, "embed_dim": 24, "depths": [2, 2, 2], "num_heads": [2, 2, 2], "window_size": 4}
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(transformers.SwinConfig(**sizes, out_features=["stage2", "stage3"])).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() == 1 else parameter[0].numel() ** -0.5)
+    student = subquad.convert(model, "softmax")
+    fast = subquad.optimize(deepcopy(student))
+    for size in [(64, 64), (128, 96), (64, 160), (64, 64), *([(40, 72)] if kind == "SwinBackbone" else [])]:
+        # a model forgets its shift once it is called with a small map
+        found = [one(images(*size)) for one in (deepcopy(model), student, fast)]
+        maps = [one.feature_maps if kind == "SwinBackbone" else [one.last_hidden_state] for one in found]
+        for expected, *others in zip(*maps, strict=True):
+            assert all(difference(other, expected) < 1e-5 for other in others), size
 
 
 def patches_of_two(name):

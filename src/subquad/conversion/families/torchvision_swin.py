@@ -61,7 +61,7 @@ class TorchvisionSwinAttention(WindowedAttention):
     def map_under(cls, x: Tensor) -> TokenGrid:
         return TokenGrid(x.shape[1], x.shape[2])
 
-    def windows_on(self, grid: TokenGrid) -> Windows | None:
+    def windows_on(self, grid: TokenGrid, shifted: bool = True) -> Windows | None:
         if self.window is None:
             return None
         rows, columns = Windows(grid, self.window).counts
@@ -69,7 +69,7 @@ class TorchvisionSwinAttention(WindowedAttention):
         down, right = (
             (1 - 1 // count) * moved if moved else 0 for count, moved in zip((rows, columns), self.shift, strict=True)
         )
-        return Windows(grid, self.window, (down, right) if any(self.shift) else None, self.pads_first)
+        return Windows(grid, self.window, (down, right) if shifted and any(self.shift) else None, self.pads_first)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attended(x)

@@ -11,6 +11,7 @@ from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of
 from subquad.inference.halves import drops_nothing
 from subquad.inference.transformers_blocks import DROPPED_BY, PROJECTED_BY, VIT, half_of_plain_mlp
+from subquad.tracing import surely
 
 
 class TransformersSwinLayer(WindowedBlock):
@@ -29,12 +30,11 @@ class TransformersSwinLayer(WindowedBlock):
         return attention.num_attention_heads, attention.head_dim
 
     def window_of(self, original: Any) -> tuple[int, int]:
-        return original.window_size, original.window_size
+        # the layer's own `window_size` is another once it was called with a smaller map
+        return original.attention.relative_position_bias.window_size
 
     def shift_of(self, original: Any) -> tuple[int, int]:
-        # windows of the whole map are not shifted, which the layer finds out when it is called
-        shift = 0 if min(original.input_resolution) <= original.window_size else original.shift_size
-        return shift, shift
+        return original.shift_size, original.shift_size
 
     def projections(self, attention: Any) -> nn.Module:
         parts = nn.ModuleDict({name: getattr(attention, name) for name in (*PROJECTED_BY, "o_proj")})
@@ -44,21 +44,33 @@ class TransformersSwinLayer(WindowedBlock):
             parts["relative_position_bias"] = table
         return parts
 
-    def forward(self, hidden_states: Tensor, input_dimensions: tuple[int, int], *args: Any, **kwargs: Any) -> Any:
-        drops = map(self._modules.get, DROPPED_BY)
+    def is_shifted(self, grid: TokenGrid, always_partition: bool) -> bool:
+        """Whether windows are shifted on a map: not where one is as high or wide, unless a backbone asks for it."""
+        return always_partition or self.window is None or not surely(min(grid.shape) <= self.window.height)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        input_dimensions: tuple[int, int],
+        always_partition: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        grid = TokenGrid(*input_dimensions)
+        shifted, drops = self.is_shifted(grid, always_partition), map(self._modules.get, DROPPED_BY)
         if self.wants_few_steps and not self.training and drops_nothing(*drops):
-            return self.replayed_on(hidden_states, TokenGrid(*input_dimensions)), None
-        image = self.through("layernorm_before", hidden_states).unflatten(1, tuple(input_dimensions))
-        attended = self.through("dropout", self.attended(image)).flatten(1, 2)
+            return self.replayed_on(hidden_states, grid, shifted=shifted), None
+        image = self.through("layernorm_before", hidden_states).unflatten(1, grid.shape)
+        attended = self.through("dropout", self.attended(image, shifted)).flatten(1, 2)
         x = hidden_states + self.through("drop_path", attended)
         return x + self.through("dropout", self.through("mlp", self.through("layernorm_after", x))), None
 
-    def few_steps(self, x: Tensor, grid: TokenGrid) -> Tensor:
+    def few_steps(self, x: Tensor, grid: TokenGrid, shifted: bool = True) -> Tensor:
         y = None
         if self.window is None:
             y = first_half_of(self, x, self.layernorm_before, self.attention, self, None, grid)
         if y is None:
-            y = x + self.attended(self.layernorm_before(x).unflatten(1, grid.shape)).flatten(1, 2)
+            y = x + self.attended(self.layernorm_before(x).unflatten(1, grid.shape), shifted).flatten(1, 2)
         home, _, _ = self.replaces[0].rpartition(".")
         behind = half_of_plain_mlp(self, y, self.layernorm_after, self.mlp, VIT.mlp, home, None)
         return y + self.mlp(self.layernorm_after(y)) if behind is None else behind
@@ -96,6 +108,9 @@ class TransformersSwinV2Layer(TransformersSwinLayer):
     def sizes(self, original: Any) -> tuple[int, int]:
         attention = original.attention.self
         return attention.num_attention_heads, attention.attention_head_size
+
+    def window_of(self, original: Any) -> tuple[int, int]:
+        return original.window_size, original.window_size
 
     def projections(self, attention: Any) -> nn.Module:
         own = attention.self

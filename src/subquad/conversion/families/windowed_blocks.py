@@ -76,20 +76,20 @@ class WindowedAttention(ConvertedAttention):
             mechanism = without_bias(mechanism)
         return super().make_inner(original, mechanism, self.window or grid)
 
-    def attended(self, image: Tensor) -> Tensor:
-        """A map (b, y, x, c) through the attention layer."""
+    def attended(self, image: Tensor, shifted: bool = True) -> Tensor:
+        """A map (b, y, x, c) through the attention layer, in windows that may be `shifted` where the layer's are."""
         grid = TokenGrid(image.shape[1], image.shape[2])
-        windows = self.windows_on(grid)
+        windows = self.windows_on(grid, shifted)
         if windows is None:
             return self._attend(image.flatten(1, 2), grid).view_as(image)
         mask = windows.mask(image.shape[0], image.device)
         return windows.scatter(self._attend(windows.gather(image), windows.window, mask))
 
-    def windows_on(self, grid: TokenGrid) -> Windows | None:
+    def windows_on(self, grid: TokenGrid, shifted: bool = True) -> Windows | None:
         """The layer's windows on a map, whose fillings take part; None where it has none."""
         if self.window is None:
             return None
-        return Windows(grid, self.window, self.shift if any(self.shift) else None, self.pads_first)
+        return Windows(grid, self.window, self.shift if shifted and any(self.shift) else None, self.pads_first)
 
     def _attend(self, tokens: Tensor, grid: TokenGrid, mask: Tensor | None = None) -> Tensor:
         """Tokens (b, n, c) to (b, n, c)."""
@@ -136,9 +136,10 @@ class WindowedBlock(KnowsFewSteps, WindowedAttention):
         for name, part in super().kept(original):
             yield name, part if name != self.layer_name else self.projections(part)
 
-    def replayed_on(self, x: Tensor, grid: TokenGrid) -> Tensor:
+    def replayed_on(self, x: Tensor, grid: TokenGrid, **settings: bool) -> Tensor:
         """What `few_steps` gives, as one call of the library where that is kernels alone."""
-        y = replayed(self, "block", partial(self.few_steps, grid=grid), x.contiguous(), settings=grid)
+        steps = partial(self.few_steps, grid=grid, **settings)
+        y = replayed(self, "block", steps, x.contiguous(), settings=(grid, *settings.values()))
         assert y is not None
         return y
 
