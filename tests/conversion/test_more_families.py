@@ -143,17 +143,23 @@ def test_tokens_beside_the_map_have_positions_in_the_layers_where_they_are():
         assert [layer.inner.positions.grid.prefix for layer in layers] == counts, name
 
 
-def test_padded_images_of_idefics_and_smolvlm_are_what_they_are_alone():
-    seen = torch.ones(2, 4, 4, dtype=torch.bool)
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["transformers Idefics 2", "transformers Idefics 3", "transformers SmolVLM"])
+def test_padded_images_of_idefics_and_smolvlm_are_what_they_are_alone(name):
+    seen = torch.ones(3, 4, 4, dtype=torch.bool)
     seen[1, 2:] = False
-    for name in ("transformers Idefics 3", "transformers SmolVLM"):
-        model = teacher(name)
-        for attention in ("softmax", "linear"):
-            student = subquad.convert(model, attention)
-            with torch.no_grad():
-                padded = student(images(), patch_attention_mask=seen)[0]
-                alone = student(images()[1:, :, :32], patch_attention_mask=seen[1:, :2])[0]
-            assert difference(padded[1:, :8], alone) < 1e-5, (name, attention)
+    seen[2, 3:], seen[2, :, 2:] = False, False
+    model, few, fewer = teacher(name), images(number=3)[1:2, :, :32], images(number=3)[2:, :, :48, :32].contiguous()
+    for attention, cls in ATTENTION.items():
+        if "prefix" in cls.traits.refuses and name == "transformers Idefics 2":
+            continue
+        student = subquad.convert(model, attention)
+        # an image that is whole has nothing to be left out
+        padded = student(images(number=3), patch_attention_mask=seen)[0]
+        alone = student(few.contiguous(), patch_attention_mask=seen[1:2, :2].contiguous())[0]
+        assert difference(padded[1:2, :8], alone) < 1e-5, attention
+        alone = student(fewer, patch_attention_mask=seen[2:, :3, :2].contiguous())[0]
+        assert difference(padded[2].view(4, 4, -1)[:3, :2].flatten(0, 1)[None], alone) < 1e-5, attention
 
 
 PACKED = list(PACKS)
@@ -468,15 +474,46 @@ def test_a_layer_of_data2vec_is_to_know_the_image_for_its_biases():
         layer(torch.randn(1, 17, 48))
 
 
-def test_attention_maps_of_a_student_are_refused():
-    """Those of blocks that stayed stood in the first places."""
-    from transformers import ViTConfig, ViTModel
+def attentive(kind):
+    """A tiny network of transformers that gives its attention maps."""
+    import transformers
 
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    model = ViTModel(ViTConfig(**sizes, num_hidden_layers=2, attn_implementation="eager")).eval()
-    student = subquad.convert(model, "softmax", blocks=[0])
-    with pytest.raises(SubquadError, match="forms no attention maps: leave output_attentions out"):
-        student(torch.randn(1, 3, 32, 32), output_attentions=True)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    sizes |= {"image_size": 32, "patch_size": 8, "attn_implementation": "eager"}
+    if kind in ("Swin", "Swinv2"):
+        swin = {"embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 4, "patch_size": 4}
+        sizes = swin | {name: sizes[name] for name in ("image_size", "attn_implementation")}
+    name = "InternVLVision" if kind == "InternVL" else kind
+    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+
+
+@pytest.mark.parametrize("kind", ["ViT", "InternVL", "DPT", "Beit", "Swin", "Swinv2", "Data2VecVision"])
+def test_attention_maps_of_a_student_are_refused(kind):
+    """Those of blocks that stayed stood in the first places."""
+    model, x = attentive(kind), torch.randn(1, 3, 32, 32)
+    assert len(model(x, output_attentions=True).attentions)
+    for blocks in ([0], None):
+        student = subquad.convert(model, "softmax", blocks=blocks)
+        student(x, output_hidden_states=True)
+        with pytest.raises(SubquadError, match="forms no attention maps: leave output_attentions out"):
+            student(x, output_attentions=True)
+        student.config.output_attentions = True
+        with pytest.raises(SubquadError, match="forms no attention maps: leave output_attentions out"):
+            student(x)
+
+
+def test_attention_maps_beside_a_tower_are_given():
+    """A network of language has maps of its own, whatever its tower mixes by."""
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    text = transformers.CLIPTextConfig(**sizes, vocab_size=99)
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=32, patch_size=8)
+    config = transformers.CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16)
+    config._attn_implementation = "eager"
+    student = subquad.convert(transformers.CLIPModel(config).eval(), "softmax")
+    found = student.text_model(torch.ones(1, 5, dtype=torch.long), output_attentions=True)
+    assert len(found.attentions) == 2
 
 
 def test_what_holds_a_network_is_told_where_it_is(tmp_path):

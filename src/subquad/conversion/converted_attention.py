@@ -6,6 +6,7 @@ reads: what it is called with, how it projects, what becomes of its answer. All 
 Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 """
 
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -22,14 +23,16 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from subquad.attention import traits_of
 from subquad.attention.bricks import check_answer, is_heard
+from subquad.conversion.filled_images import mixed_apart
 from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.recorded_maps import are_recorded
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import has_usual_scale
 from subquad.models.layers import init_linear, is_linear
 from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
-from subquad.tracing import refuse_torchscript
+from subquad.tracing import is_traced, refuse_torchscript
 
 ADDED = ("inner", "gate_of_tokens", "extra_qkv", "extra_proj")
 """Modules that a converted layer has beside those that it keeps."""
@@ -61,6 +64,10 @@ class ConvertedAttention(nn.Module):
             map, on which the layers behind it stand.
         is_handed_maps: whether calls bring maps, on which tokens stand; the network is run for where, see `map_under`.
         others_see: what layers that are no targets see, where these can't be converted at all, as "windows".
+        recorded_as: the full name of what holds such layers and gives transformers their attention maps, if something
+            does.
+        fills_images: whether padding fills images of a batch up to one size, so that each stands on a map of its own.
+        maps_asked_at: the place among its arguments by which a call asks for attention maps.
     """
 
     replaces: ClassVar[tuple[str, ...]] = ()
@@ -69,6 +76,9 @@ class ConvertedAttention(nn.Module):
     in_pyramid: ClassVar[bool] = False
     is_handed_maps: ClassVar[bool] = False
     others_see: ClassVar[str | None] = None
+    recorded_as: ClassVar[str | None] = None
+    fills_images: ClassVar[bool] = False
+    maps_asked_at: int | None = None
 
     # what torch.jit.script calls first
     __prepare_scriptable__ = refuse_torchscript
@@ -105,6 +115,8 @@ class ConvertedAttention(nn.Module):
         self.inner.to(device=like.device, dtype=like.dtype)
         refuse_lost_weights(original, self)
         refuse_lost_forward(original)
+        arguments = list(inspect.signature(original.forward).parameters)
+        self.maps_asked_at = arguments.index("output_attentions") if "output_attentions" in arguments else None
         start_quietly(self.inner)
         self.train(original.training)
 
@@ -176,7 +188,9 @@ class ConvertedAttention(nn.Module):
         Raises:
             SubquadError: attention maps are asked for: others' would stand in their places.
         """
-        refuse_maps(kwargs.get("output_attentions"))
+        place = self.maps_asked_at
+        asked = args[place] if place is not None and len(args) > place else kwargs.get("output_attentions")
+        refuse_maps(asked or are_recorded(self.original, self.recorded_as))
         return super().__call__(*args, **kwargs)
 
     def standing_on(self, rows: TokenGrid) -> AbstractContextManager[None]:
@@ -267,7 +281,11 @@ class ConvertedAttention(nn.Module):
         supply |= {"padding": padding, "mask": mask, "rotation": rotation}
         if "g" in inputs:
             supply["g"] = self.split(self.through("gate_of_tokens", x))
-        y = self.inner(**{name: supply[name] for name in inputs}, grid=grid, kv_grid=kv_grid or grid)
+        y = None
+        if padding is not None and self.fills_images and kv_grid in (None, grid) and not is_traced():
+            y = mixed_apart(self.inner, supply, grid)
+        if y is None:
+            y = self.inner(**{name: supply[name] for name in inputs}, grid=grid, kv_grid=kv_grid or grid)
         check_answer(self.inner, y, v, grid)
         if not self.extra_heads:
             return y.transpose(1, 2).flatten(2)
@@ -292,9 +310,9 @@ class ConvertedAttention(nn.Module):
         return f"converted from {type(self._held[0]).__name__}"
 
 
-def refuse_maps(output_attentions: bool | None) -> None:
+def refuse_maps(asked: Any) -> None:
     """Raise where a layer is asked for attention maps."""
-    if output_attentions:
+    if asked:
         raise SubquadError(
             "a converted layer forms no attention maps: leave output_attentions out, or ask the network that was "
             "converted"

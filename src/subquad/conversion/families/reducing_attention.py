@@ -16,7 +16,6 @@ from subquad.conversion.converted_attention import (
     Mechanism,
     channels_into,
     is_quadratic,
-    refuse_maps,
     refuse_own_scale,
 )
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
@@ -73,8 +72,6 @@ class ReducingAttention(ConvertedAttention):
         return ((name, part) for name, part in super().kept(original) if name not in unused)
 
     def forward(self, hidden_states: Tensor, height: int, width: int, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        # PVT and GLPN hand output_attentions on by its place
-        refuse_maps(any(args))
         return self.attend(hidden_states, TokenGrid(height, width, self.tokens_in_front)), None
 
     def attend(self, x: Tensor, grid: TokenGrid) -> Tensor:

@@ -55,6 +55,8 @@ class TransformersAttention(ConvertedAttention):
         )
     )
 
+    fills_images: ClassVar[bool] = True
+
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         # transformers' layers and tools look these up

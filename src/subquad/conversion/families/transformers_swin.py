@@ -18,6 +18,7 @@ class TransformersSwinLayer(WindowedBlock):
     """Norms before attention, and a table of biases."""
 
     replaces: ClassVar[tuple[str, ...]] = ("transformers.models.swin.modeling_swin.SwinLayer",)
+    recorded_as: ClassVar[str | None] = "transformers.models.swin.modeling_swin.SwinStage"
     layer_name: ClassVar[str] = "attention"
     pads_first: ClassVar[bool] = True
     attention: nn.ModuleDict

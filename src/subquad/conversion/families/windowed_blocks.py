@@ -138,7 +138,8 @@ class WindowedBlock(KnowsFewSteps, WindowedAttention):
 
     def replayed_on(self, x: Tensor, grid: TokenGrid, **settings: bool) -> Tensor:
         """What `few_steps` gives, as one call of the library where that is kernels alone."""
-        steps = partial(self.few_steps, grid=grid, **settings)
+        few_steps: Callable[..., Tensor] = self.few_steps
+        steps = partial(few_steps, grid=grid, **settings)
         y = replayed(self, "block", steps, x.contiguous(), settings=(grid, *settings.values()))
         assert y is not None
         return y
