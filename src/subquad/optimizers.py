@@ -12,11 +12,14 @@ OPTIMIZERS = tuple(name for name in list_optimizers() if name != "adahessian")
 
 
 def optimizer_of(model_or_params: Any, opt: str, **settings: Any) -> torch.optim.Optimizer:
-    """The optimizer of a name, of timm's `create_optimizer_v2`.
+    """The optimizer of a name, of timm's `create_optimizer_v2`; its own random numbers are the same in all processes.
 
     Raises:
         SubquadError: it does not take these settings, or needs a package that is not here, in one line.
     """
+    if "kron" in opt:
+        # else from the generator that dropout draws from, otherwise in each process
+        settings = {"deterministic": True} | settings
     try:
         return create_optimizer_v2(model_or_params, opt=opt, **settings)
     except (TypeError, ValueError, AssertionError, RuntimeError, ImportError) as error:

@@ -2,6 +2,7 @@
 
 import copy
 import resource
+import signal
 import tarfile
 from functools import partial
 
@@ -13,6 +14,7 @@ from foreign_diffusion import denoiser, inputs
 from mechanisms import refuses
 from PIL import Image
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 import subquad
@@ -24,6 +26,7 @@ from subquad.conversion import (
     conversion_of,
     converted_layers,
     distil,
+    fitting_loop,
     hybrid,
     relative_errors,
     sensitivity,
@@ -161,6 +164,57 @@ def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, opt, tmp_pa
     state.write_bytes(b"nothing")
     with pytest.raises(SubquadError, match="damaged"):
         fit(resumed, PICTURES, teacher=model, updates=6, state_file=state, **FAST)
+
+
+@pytest.mark.parametrize("fit", [align, distil])
+@pytest.mark.parametrize("where", ["step", "first step", "judge", "last judge"])
+def test_a_fit_may_be_broken_off_anywhere(fit, where, tmp_path, monkeypatch):
+    """Ctrl-C in the middle of a step, behind which the update counts, and in a measurement, which is made up for."""
+    model, whole = small()
+    settings = {"teacher": model, "updates": 12, **FAST}
+    expected = fit(whole, PICTURES, **settings)
+    at, begun = {"step": 5, "first step": 1, "judge": 5, "last judge": 12}[where], fitting_loop._Fit.measured
+
+    def measured(self, batch):
+        if "judge" in where and not torch.is_grad_enabled() and self.progress.updates == at:
+            signal.raise_signal(signal.SIGINT)
+        return begun(self, batch)
+
+    def stepping(self, *args, **kwargs):
+        steps.append(1)
+        if "step" in where and len(steps) == at:
+            signal.raise_signal(signal.SIGINT)
+
+    steps, state, (_, broken) = [], tmp_path / "state.pt", small()
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting_loop._Fit, "measured", measured)
+        hook = register_optimizer_step_pre_hook(stepping)
+        with pytest.raises(KeyboardInterrupt):
+            fit(broken, PICTURES, state_file=state, **settings)
+        hook.remove()
+    _, resumed = small()
+    found = fit(resumed, PICTURES, state_file=state, **settings)
+    progress = [getattr(one, "progress", one) for one in (found, expected)]
+    assert progress[0].judged == progress[1].judged and progress[0].last == progress[1].last
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_a_step_that_fails_leaves_the_state_before_it(tmp_path, monkeypatch):
+    model, student = small()
+    state, settings = tmp_path / "state.pt", {"teacher": model, "updates": 12, **FAST}
+    monkeypatch.setattr(fitting_loop, "SAVED_EVERY", 0)
+
+    def failing(*args, **kwargs):
+        steps.append(1)
+        if len(steps) == 4:
+            raise MemoryError
+
+    steps, hook = [], register_optimizer_step_post_hook(failing)
+    with pytest.raises(MemoryError):
+        align(student, PICTURES, state_file=state, **settings)
+    hook.remove()
+    assert torch.load(state)["progress"]["updates"] == 3
 
 
 @pytest.mark.parametrize("train", ["all", "attention", "new"])

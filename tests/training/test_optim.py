@@ -7,6 +7,7 @@ from timm.loss import LabelSmoothingCrossEntropy
 
 from subquad.errors import SubquadError
 from subquad.models import HOSTS, create_model
+from subquad.optimizers import OPTIMIZERS, optimizer_of
 from subquad.tasks import load_recipe
 from subquad.tasks.classification import Recipe
 from subquad.tasks.classification.mixed_loss import Objective
@@ -158,3 +159,26 @@ def test_without_mixing_the_labels_are_smoothed():
     objective, logits, labels = Objective(Recipe(smoothing=0.2), 3), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     target = objective.mix(torch.rand(4, 3, 8, 8), labels)[1]
     torch.testing.assert_close(objective.loss(logits, target), LabelSmoothingCrossEntropy(0.2)(logits, labels))
+
+
+@pytest.mark.filterwarnings("ignore:It is highly recommended")
+@pytest.mark.parametrize("opt", OPTIMIZERS)
+def test_no_optimizer_draws_from_the_numbers_of_dropout(opt):
+    """Which are others in each process: copies of a network would drift apart."""
+    weights = []
+    for numbers in (0, 1):
+        torch.manual_seed(7)
+        layer = torch.nn.Linear(4, 4)
+        try:
+            optimizer = optimizer_of(layer, opt, lr=1e-2)
+        except SubquadError as missing:
+            pytest.skip(str(missing))
+        torch.manual_seed(numbers)
+        # kron compiles its steps
+        with torch.compiler.set_stance("force_eager"):
+            for _ in range(3):
+                optimizer.zero_grad()
+                layer(torch.ones(2, 4)).square().sum().backward()
+                optimizer.step()
+        weights.append(layer.weight.detach())
+    assert torch.equal(*weights)

@@ -22,6 +22,7 @@ from subquad.conversion.unlabelled_images import Batches, on_device
 from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.optimizers import optimizer_of
+from subquad.uninterrupted import uninterrupted
 from subquad.weights.fitting import some
 from subquad.writing import replacing
 
@@ -68,6 +69,7 @@ class Progress:
         history: what was lowered, by name, every few updates: pairs of the update's number and the figure of its batch.
         judged: the same on held-out batches: pairs of the number of updates before and the figure.
         last: figures on the held-out batches of what the fit returns.
+        due: whether the state that was reached is to be measured next.
     """
 
     updates: int = 0
@@ -75,6 +77,7 @@ class Progress:
     history: dict[str, list[list[float]]] = field(default_factory=dict)
     judged: dict[str, list[list[float]]] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
+    due: bool = False
 
     @property
     def first(self) -> dict[str, float]:
@@ -161,6 +164,7 @@ class _Fit:
         self.optimizer = optimizer_of(groups, schedule.opt, lr=schedule.lr, weight_decay=schedule.weight_decay)
         self.progress, self.best = Progress(), BestStates(goal.parts)
         self.held_out = [batches(schedule.updates + place) for place in range(HELD_OUT)]
+        self.began, self.seconds_before, self.is_whole = 0.0, 0.0, True
 
     def run(self) -> Progress:
         if self.state is not None and self.state.exists():
@@ -175,16 +179,16 @@ class _Fit:
             leave=False,
             disable=None,
         )
-        saved = started = time.monotonic()
-        before = self.progress.seconds
+        saved = self.began = time.monotonic()
+        self.seconds_before = self.progress.seconds
         try:
+            if self.progress.due:
+                self.judge()
             while (share := self.share) < 1:
                 bar.set_postfix(self.update(share), refresh=False)
                 bar.update()
-                self.progress.seconds = before + time.monotonic() - started
-                if self.is_judged_after(share):
+                if self.progress.due:
                     self.judge()
-                    self.progress.seconds = before + time.monotonic() - started
                 if self.state is not None and time.monotonic() - saved > SAVED_EVERY:
                     self.save(self.state)
                     saved = time.monotonic()
@@ -192,7 +196,8 @@ class _Fit:
             self.progress.last = self.best.figures
         finally:
             bar.close()
-            if self.state is not None:
+            # of what failed within a step the state before is kept
+            if self.state is not None and self.is_whole:
                 self.save(self.state)
         self.optimizer.zero_grad(set_to_none=True)
         return self.progress
@@ -215,12 +220,21 @@ class _Fit:
             )
         for part in self.goal.parts:
             nn.utils.clip_grad_norm_(list(part.parameters), CLIP)
-        self.optimizer.step()
-        if number % max(self.schedule.updates // 50, 1) == 0:
-            for name, figure in figures.items():
-                self.progress.history.setdefault(name, []).append([number, figure])
-        self.progress.updates += 1
+        with uninterrupted():
+            self.is_whole = False
+            self.optimizer.step()
+            if number % max(self.schedule.updates // 50, 1) == 0:
+                for name, figure in figures.items():
+                    self.progress.history.setdefault(name, []).append([number, figure])
+            self.progress.updates += 1
+            self.progress.seconds = self.elapsed()
+            self.progress.due = self.is_judged_after(share)
+            self.is_whole = True
         return {name: f"{figure:.3g}" for name, figure in list(figures.items())[-2:]}
+
+    def elapsed(self) -> float:
+        """Seconds that all updates took, those before the fit was broken off too."""
+        return self.seconds_before + time.monotonic() - self.began
 
     def measured(self, batch: Any) -> dict[str, float]:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.amp):
@@ -237,15 +251,19 @@ class _Fit:
         """Measure on the held-out batches, and keep what is better than ever."""
         rows = [self.measured(batch) for batch in self.held_out]
         figures = {name: math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]}
-        for name, figure in figures.items():
-            self.progress.judged.setdefault(name, []).append([self.progress.updates, figure])
         if self.progress.updates == 0 and not math.isfinite(math.fsum(figures.values())):
             wrong = next(name for name, figure in figures.items() if not math.isfinite(figure))
             raise SubquadError(
                 f"{self.goal.what}: {wrong} is {figures[wrong]} before the first update: images, or what a network "
                 "answers to them, are not finite"
             )
-        self.best.note(figures)
+        with uninterrupted():
+            for name, figure in figures.items():
+                self.progress.judged.setdefault(name, []).append([self.progress.updates, figure])
+            self.best.note(figures)
+            self.progress.due = False
+            if self.began:
+                self.progress.seconds = self.elapsed()
 
     def save(self, path: Path) -> None:
         content = {"what": self.goal.what, "schedule": asdict(self.schedule), "progress": asdict(self.progress)}
