@@ -18,7 +18,7 @@ def uninterrupted() -> Iterator[None]:
     came: list[tuple[int, FrameType | None]] = []
     before: dict[int, Any] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (int(signal.SIGINT), int(signal.SIGTERM)):
             if callable(handler := signal.getsignal(number)):
                 before[number] = handler
                 signal.signal(number, lambda number, frame: came.append((number, frame)))

@@ -17,7 +17,7 @@ from torch import nn
 from subquad import SubquadError
 from subquad.cli import main
 from subquad.data import BrokenImageError, create_loader, find_images, load_dataset
-from subquad.data.decoding import read_label_map
+from subquad.data.decoding import read_image, read_label_map
 from subquad.tasks.accuracy import evaluate
 from subquad.tasks.detection import evaluate_detection
 from subquad.tasks.detection.object_data import load_objects
@@ -229,6 +229,33 @@ def test_label_maps_hold_numbers_in_any_mode_of_whole_numbers(mode, values, tmp_
     image = image.convert(mode) if mode in ("P", "1") else image
     image.save(file, "TIFF" if mode == "I" else "PNG")
     assert read_label_map(file).tolist() == [values]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_label_maps_whose_zero_is_white_hold_the_numbers_that_are_stored(bits, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    stored = np.array([[0, 1, 1, 0], [1, 0, min(3, 2**bits - 1), 1]], np.uint16 if bits == 16 else np.uint8)
+    few = {"bitspersample": bits} if bits in (2, 4) else {}
+    written = stored.astype(bool) if bits == 1 else stored
+    tifffile.imwrite(tmp_path / "labels.tif", written, photometric="miniswhite", **few)
+    assert read_label_map(tmp_path / "labels.tif").tolist() == stored.tolist()
+
+
+def test_numbers_with_a_sign_and_wide_colours_of_jpeg_2000_are_refused(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "signed.tif", np.zeros((8, 8), np.int8))
+    with pytest.raises(BrokenImageError, match="its numbers have a sign"):
+        read_image(tmp_path / "signed.tif")
+    codecs = pytest.importorskip("imagecodecs")
+    for bits in (8, 12, 16):
+        white = np.full((8, 8, 3), 2**bits - 1, np.uint8 if bits == 8 else np.uint16)
+        settings = {"level": 0, "bitspersample": bits, "codecformat": "jp2", "reversible": True}
+        (tmp_path / "white.jp2").write_bytes(codecs.jpeg2k_encode(white, **settings))
+        if bits == 8:
+            assert np.asarray(read_image(tmp_path / "white.jp2")).min() == 255
+            continue
+        with pytest.raises(BrokenImageError, match=f"JPEG 2000 of {bits} bits a colour"):
+            read_image(tmp_path / "white.jp2")
 
 
 @pytest.mark.parametrize(

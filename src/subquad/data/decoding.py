@@ -52,8 +52,17 @@ _MOST_ASPECT = 200
 _LABEL_MODES = frozenset({"1", "L", "P", "I", "I;16", "I;16L", "I;16B"})
 """Pillow's modes of images whose pixels are whole numbers and no colours."""
 
-_STRETCHED = {"L;2": 255 // 3, "L;4": 255 // 15}
+_STRETCHED = {stored + end: 255 // most for stored, most in (("L;2", 3), ("L;4", 15)) for end in ("", "I")}
 """By what Pillow multiplies grey levels of fewer than 8 bits, so that the highest is white, by what it decodes."""
+
+_BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
+"""TIFF's tags of how its numbers are stored, and what they mean."""
+
+_WHITE_IS_ZERO, _SIGNED = 0, 2
+"""What the last two of these may say."""
+
+_HEAD_OF_JPEG2000 = 2**16
+"""Bytes of a file within which its colours are described, but for colour profiles that are larger."""
 
 _ORIENTATION = 0x0112
 """EXIF's tag of how a picture is to be turned before it is shown."""
@@ -167,8 +176,11 @@ def read_label_map(path: Path) -> NDArray[Any]:
                 raise SubquadError(f"its pixels are of mode {image.mode}, class numbers are of L, P, I;16 or 1")
             if image.format in ("JPEG", "MPO"):
                 raise SubquadError("it is a JPEG, whose compression changes class numbers: write it as PNG")
-            factor = _stretched_by(image)
+            # Pillow shows white as zero by turning numbers round, those of up to 8 bits
+            factor, is_turned = _stretched_by(image), _has_white_as_zero(image) and image.mode in ("1", "L")
             values = np.asarray(_as_stored(image))
+            if is_turned:
+                values = ~values if values.dtype == bool else 255 - values
             values = values // factor if factor > 1 else values
     except Exception as error:
         raise DataError(f"annotation {path} can't be read: {_reason(error)}") from None
@@ -267,19 +279,51 @@ def _as_stored(image: Image.Image) -> Image.Image:
     return image
 
 
+def _said_by_tiff(image: Image.Image, tag: int) -> Any:
+    """What a TIFF says of its numbers by a tag, of the first channel; None where it says nothing, or is none."""
+    said = image.tag_v2.get(tag) if isinstance(image, TiffImageFile) else None
+    return said[0] if isinstance(said, tuple) and said else said
+
+
+def _has_white_as_zero(image: Image.Image) -> bool:
+    return _said_by_tiff(image, _PHOTOMETRIC) == _WHITE_IS_ZERO
+
+
 def _as_rgb(image: Image.Image) -> Image.Image:
+    if _said_by_tiff(image, _SAMPLE_FORMAT) == _SIGNED:
+        raise BrokenImageError("its numbers have a sign, so that their range is not known: write them without")
+    if (bits := _bits_of_jpeg2000(image)) > 8 and image.mode in ("RGB", "RGBA"):
+        raise BrokenImageError(
+            f"it is a JPEG 2000 of {bits} bits a colour, whose white Pillow makes black: write 8 bits"
+        )
+    most, is_turned = 2 ** (_said_by_tiff(image, _BITS) or 16) - 1, _has_white_as_zero(image)
     image, kind = _as_stored(image), image.format
     mode = image.mode
     if mode == "F" or mode.startswith("I"):
-        return Image.fromarray(_eight_bits(image, kind)).convert("RGB")
+        values = _eight_bits(image, kind, most)
+        return Image.fromarray(255 - values if is_turned else values).convert("RGB")
     if mode == "P" and isinstance(image.info.get("transparency"), bytes):
         # Pillow warns of a shorter way
         return image.convert("RGBA").convert("RGB")
     return image.convert("RGB")
 
 
-def _eight_bits(image: Image.Image, kind: str | None) -> NDArray[np.uint8]:
-    """Grey levels of 16 bits, or from 0 to 1, of a file of this kind, as those from 0 to 255."""
+def _bits_of_jpeg2000(image: Image.Image) -> int:
+    """Of the first colour of such a file, which is not decoded yet; 0 of others."""
+    if image.format != "JPEG2000" or (file := getattr(image, "fp", None)) is None:
+        return 0
+    place = file.tell()
+    file.seek(0)
+    head = file.read(_HEAD_OF_JPEG2000)
+    file.seek(place)
+    sizes = head.find(b"\xff\x4f\xff\x51")
+    # what holds it: two markers, a length, a profile, eight numbers of four bytes, the count of colours
+    depth = sizes + 2 + 2 + 2 + 2 + 8 * 4 + 2
+    return (head[depth] & 0x7F) + 1 if sizes >= 0 and depth < len(head) else 0
+
+
+def _eight_bits(image: Image.Image, kind: str | None, most: int) -> NDArray[np.uint8]:
+    """Grey levels up to `most`, or from 0 to 1, of a file of this kind, as those from 0 to 255."""
     values = np.asarray(image)
     if image.mode == "F":
         lowest, highest = float(values.min()), float(values.max())
@@ -289,4 +333,4 @@ def _eight_bits(image: Image.Image, kind: str | None) -> NDArray[np.uint8]:
     # in mode I Pillow gives 16 bits of PNG and PGM, and whatever there is of other formats
     if image.mode == "I" and kind not in ("PNG", "PPM"):
         raise BrokenImageError("it has grey levels of 32 bits, whose range is not known: write them with 8 or 16")
-    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    return ((values.astype(np.uint32) * 255 + most // 2) // most).astype(np.uint8)

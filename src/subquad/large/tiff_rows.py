@@ -17,6 +17,9 @@ GREY, COLOURS = ("MINISWHITE", "MINISBLACK"), 3
 JPEG = frozenset({6, 7, 34892, 33007})
 """Compressions whose decoder makes RGB of YCbCr."""
 
+ASSOCIATED = 1
+"""What TIFF calls a transparency that colours were multiplied with."""
+
 _OF_ITS_OWN = ": write the one to stream, with the colours of a pixel side by side, as a file of its own"
 
 
@@ -134,12 +137,36 @@ def _refusal(page: Any, extent: dict[str, int]) -> str:
 
 
 def _planes(page: Any) -> tuple[int, ...]:
-    """Which samples of a pixel are its colours: grey, or red, green and blue; transparency is left out."""
-    return (0, 1, 2) if page.samplesperpixel >= COLOURS else (0,)
+    """Which samples of a pixel are its colours: grey, or red, green and blue.
+
+    Transparency is left out, or comes behind them where they were multiplied with it.
+    """
+    return tuple(range((COLOURS if page.samplesperpixel >= COLOURS else 1) + _is_multiplied(page)))
+
+
+def _is_multiplied(page: Any) -> bool:
+    """Whether colours were multiplied with the transparency behind them."""
+    colours = COLOURS if page.samplesperpixel >= COLOURS else 1
+    return page.samplesperpixel > colours and tuple(page.extrasamples)[:1] == (ASSOCIATED,)
 
 
 def _as_pixels(page: Any) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """What makes pixels, whole numbers of 8 or 16 bits or fractions, of a picture's numbers (y, x, channels)."""
+    if not _is_multiplied(page):
+        return _as_colours(page)
+    as_colours, dtype, bits = _as_colours(page), page.dtype, page.bitspersample
+    most = 2**bits - 1 if dtype.kind == "u" else 1
+
+    def divided(numbers: NDArray[Any]) -> NDArray[Any]:
+        colours, share = numbers[..., :-1].astype(np.float64), numbers[..., -1:]
+        colours = np.minimum(colours * most / np.where(share > 0, share, most), most)
+        return as_colours((np.floor(colours) if dtype.kind == "u" else colours).astype(dtype))
+
+    return divided
+
+
+def _as_colours(page: Any) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """The same for the numbers of colours alone."""
     kind, bits, dtype = page.photometric.name, page.bitspersample, page.dtype
     if kind == "PALETTE":
         # numbers of 16 bits, of which the upper eight are the colours
