@@ -39,6 +39,18 @@ def test_the_textbook_form_computes_what_the_mechanism_does(name, grid):
     torch.testing.assert_close(TEXTBOOK[name](module, supply, grid), expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", TEXTBOOK)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_the_textbook_form_computes_half_precision(name, dtype):
+    grid = TokenGrid(4, 7)
+    module = build(name, grid).to(dtype)
+    supply = {
+        k: x.to(dtype) if x is not None and x.is_floating_point() else x for k, x in inputs_of(module, grid).items()
+    }
+    y = TEXTBOOK[name](module, supply, grid)
+    assert y.dtype == dtype and y.isfinite().all()
+
+
 def test_a_mechanism_that_no_textbook_has_is_measured_without(monkeypatch):
     monkeypatch.delitem(TEXTBOOK, "linear")
     linear, _ = rows = measure_blocks(["linear", "pola"], [16], dim=16, num_heads=2, repeats=1)

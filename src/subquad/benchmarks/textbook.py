@@ -207,7 +207,8 @@ def ttt(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
 def circulant(module: Any, s: Supply, grid: TokenGrid) -> Tensor:
     """Two correlations by Fourier transforms, a softmax between them, then the gate."""
     # of half precision PyTorch has no transforms
-    q, k, v = (torch.fft.rfft2(s[name].unflatten(2, grid.shape).float(), dim=(2, 3)) for name in "qkv")
+    dtype = torch.promote_types(s["q"].dtype, torch.float32)
+    q, k, v = (torch.fft.rfft2(s[name].unflatten(2, grid.shape).to(dtype), dim=(2, 3)) for name in "qkv")
     scores = torch.fft.irfft2(q.conj() * k, s=grid.shape, dim=(2, 3)) * grid.num_places**-0.5
     shares = scores.flatten(2, 3).softmax(dim=2).unflatten(2, grid.shape)
     y = torch.fft.irfft2(torch.fft.rfft2(shares, dim=(2, 3)).conj() * v, s=grid.shape, dim=(2, 3))
