@@ -11,13 +11,14 @@ from torch import nn
 
 import subquad
 from subquad import SubquadError
-from subquad.conversion import converted_layers
+from subquad.conversion import conversion_of, converted_layers
 from subquad.conversion.towers import find_tower
 
 PYRAMID = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4)}
 REFUSED = {
     "CaiT": ("cait_xxs24_224", {"depth": 1}, r"blocks\.0\.attn is a timm.*cait\.TalkingHeadAttn"),
     "ConvNeXt": ("convnext_atto", {}, "no blocks with attention"),
+    "CrossViT": ("crossvit_tiny_240", {}, "its tokens stand on two maps, each with a class token"),
     "LeViT": ("levit_128s", {}, r"is a timm\.models\.levit\.Attention"),
     "MaxViT": ("maxvit_rmlp_pico_rw_256", {}, r"is a timm\.models\.maxxvit\.\w*Attention\w*"),
     "MobileViT": ("mobilevit_xxs", {}, "no patch embedding"),
@@ -42,6 +43,23 @@ def test_other_networks_are_refused_by_name(name):
     assert "\n" not in str(caught.value)
     assert [type(module) for module in model.modules()] == kinds
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_size_that_fits_no_position_is_refused_with_what_to_give():
+    model = timm.create_model("volo_d1_224", img_size=64, num_classes=5)
+    with pytest.raises(
+        SubquadError, match=r"can't be run for images of 224×224 px, .*: .*; if it is made for others, gi"
+    ):
+        subquad.convert(model, "linear")
+
+
+def test_a_size_may_stand_with_the_images_in_a_configuration():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision, text = {"image_size": 64, "patch_size": 16, **sizes}, {**sizes, "vocab_size": 99, "intermediate_size": 64}
+    config = transformers.BridgeTowerConfig(vision_config=vision, text_config=text, **sizes)
+    student = subquad.convert(transformers.BridgeTowerModel(config), "linear")
+    assert conversion_of(student).grid == (4, 4, 1)
 
 
 @pytest.mark.parametrize("optimized", [False, True], ids=["as it is", "optimized"])

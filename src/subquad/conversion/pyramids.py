@@ -101,7 +101,7 @@ def maps_of_calls(
     except Exception as error:
         raise SubquadError(
             f"a {type(network).__name__} can't be run for images of {image[1]}×{image[2]} px, to see where its stages "
-            f"stand: {reason_without_path(error)[:200]}"
+            f"stand: {reason_without_path(error)[:200]}; if it is made for others, give img_size"
         ) from None
     finally:
         for handle in handles:

@@ -127,6 +127,7 @@ NOT_TAKEN = {
     "diffusers.models.transformers.transformer_hunyuan_video_framepack.HunyuanVideoFramepackTransformer3DModel": (
         "its tokens are those of several packs of frames, on maps of several sizes"
     ),
+    "timm.models.crossvit.CrossVit": "its tokens stand on two maps, each with a class token that the other sees",
 }
 """Networks whose layers are known, while their tokens stand otherwise than elsewhere, and why they are refused."""
 
@@ -496,7 +497,9 @@ def _within(size: tuple[int, ...] | None, most: int) -> tuple[int, ...] | None:
 def _size_of(root: Any, model: Any) -> tuple[int, int] | None:
     """(height, width) of the images, or of what else a network is handed, that it says it is made for."""
     # configurations first: networks of diffusers warn where they are asked for what stands there
-    for holder in (getattr(root, "patch_embed", None), getattr(root, "config", None), root, model):
+    config = getattr(model, "config", None)
+    holders = (getattr(root, "patch_embed", None), getattr(root, "config", None), root, model)
+    for holder in (*holders, getattr(config, "vision_config", None)):
         size = said_size(holder, (*OF_IMAGES, "sample_size", "crop_size"))
         if size is not None:
             return size
