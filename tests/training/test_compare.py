@@ -6,10 +6,13 @@ import pytest
 
 import subquad
 from subquad.errors import SubquadError
+from subquad.tasks import task_named
 from subquad.tasks.classification.classification_recipe import Recipe
 from subquad.training import compare, comparison_table, released_mechanisms
 from subquad.training.compare import aggregate, slug
 from subquad.weights.links import row_of
+
+COLUMNS = task_named("classify").columns
 
 
 @pytest.mark.slow
@@ -22,7 +25,15 @@ def test_a_comparison_has_a_run_for_each_mechanism_and_seed_and_a_row_for_each_m
     assert json.loads((tmp_path / "compare.json").read_text()) == rows
     with (tmp_path / "compare.csv").open() as file:
         assert [row["mechanism"] for row in csv.DictReader(file)] == [row["mechanism"] for row in rows]
-    assert len((tmp_path / "compare.md").read_text().splitlines()) == 4
+    told = (tmp_path / "compare.md").read_text().splitlines()
+    assert len(told) == 9 and told[5] == "| mechanism | top-5 % |"
+    # of the epoch whose weights are kept
+    for row in rows:
+        best = []
+        for run in row["runs"]:
+            epochs = [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+            best.append(max(epochs, key=lambda epoch: epoch["eval_top1"])["eval_top5"])
+        assert row["top5_mean"] == pytest.approx(sum(best) / 2)
 
 
 def test_every_run_has_its_own_mechanism_and_seed(tiny, tmp_path, monkeypatch):
@@ -31,7 +42,7 @@ def test_every_run_has_its_own_mechanism_and_seed(tiny, tmp_path, monkeypatch):
 
     def train(recipe, folder, **settings):
         runs[folder.name] = recipe.attention, recipe.seed
-        return {"best_top1": float(recipe.seed), **costs}
+        return {"best_top1": float(recipe.seed), "best_epoch": 0, **costs}
 
     monkeypatch.setattr(importlib.import_module("subquad.training.compare"), "train", train)
     rows = compare(tiny, ["softmax", "linear"], [3, 5], tmp_path)
@@ -46,7 +57,7 @@ def test_each_mechanism_starts_from_the_authors_weights_of_its_own_network(tiny,
 
     def train(recipe, folder, **settings):
         runs[folder.name] = recipe.model, recipe.attention, recipe.initial_checkpoint, recipe.seed
-        return {"best_top1": 1.0, **costs}
+        return {"best_top1": 1.0, "best_epoch": 0, **costs}
 
     monkeypatch.setattr(module, "train", train)
     monkeypatch.setattr(module, "pretrained_file", lambda row: fetched.append(row) or row_of(row))
@@ -103,6 +114,15 @@ def test_accuracy_is_mean_and_deviation_over_the_seeds():
     assert (row["top1_mean"], row["top1_std"]) == (91.0, pytest.approx(2**0.5))
 
 
+def test_figures_that_some_rows_have_stand_in_a_table_of_their_own():
+    costs = dict.fromkeys(("params", "macs", "images_per_second", "train_seconds", "peak_memory_mb"), 1)
+    row = {"mechanism": "agent", "metric": "top1", "top1_mean": 90.0, "top1_std": None, **costs}
+    more = {"mechanism": "linear", "top5_mean": 99.0, "top5_std": 0.5}
+    told = comparison_table([row, {**row, **more}], COLUMNS).split("\n\n")
+    assert told[1] == "In the same epochs:"
+    assert told[2].split("\n") == ["mechanism       top-5 %", "agent                 –", "linear     99.00 ± 0.50"]
+
+
 def test_the_table_fits_a_terminal():
     row = {
         "mechanism": "linear:feature_map=elu,local=true,more=settings",
@@ -115,7 +135,7 @@ def test_the_table_fits_a_terminal():
         "train_seconds": 360_000.0,
         "peak_memory_mb": 140_000.0,
     }
-    lines = comparison_table([row, {**row, "mechanism": "agent", "top1_std": None}], "top-1 %").splitlines()
+    lines = comparison_table([row, {**row, "mechanism": "agent", "top1_std": None}], COLUMNS).splitlines()
     assert len(lines) == 3
     assert all(len(line) <= 80 for line in lines)
     assert "100.00 ± 10.12" in lines[1]

@@ -181,5 +181,5 @@ def compare_recipe(arguments: argparse.Namespace, task: Any) -> None:
     if getattr(arguments, "pretrained", False):
         settings["pretrained"] = True
     rows = api.compare(recipe, folder, **settings, log=say)
-    table = comparison_table(rows, task.columns[0].title)
+    table = comparison_table(rows, task.columns)
     print(f"\n{table}\n\neverything is in {folder}; `subquad report {shlex.quote(str(folder))}` makes a page of it")

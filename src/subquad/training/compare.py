@@ -14,7 +14,7 @@ from subquad.holding import holding, is_first_process
 from subquad.models import NETWORKS
 from subquad.models.pretrained import PREFIX, pretrained_file
 from subquad.runs.run_folder import RunFolder
-from subquad.tasks import task_named
+from subquad.tasks import Column, task_named
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.text import si, speed_text
 from subquad.training.journal import Log, silent
@@ -49,11 +49,11 @@ def compare(
     check_comparison(recipe, mechanisms, seeds)
     check_no_run(Path(folder))
     starts = {name: _started(recipe, name, pretrained) for name in mechanisms}
-    folder, column = Path(folder), task_named(recipe.task).columns[0]
+    folder, (column, *further) = Path(folder), task_named(recipe.task).columns
     rows = []
     with holding(folder):
         for mechanism in mechanisms:
-            summaries = []
+            summaries, figures = [], []
             for seed in seeds:
                 run = RunFolder(folder / f"{slug(mechanism)}-s{seed}")
                 log(f"— {mechanism}, seed {seed}")
@@ -64,10 +64,35 @@ def compare(
                     # which says how this run goes on
                     stopped.args = (f"{stopped}; the same comparison, called again, goes on with all runs",)
                     raise
-            rows.append(aggregate(mechanism, seeds, summaries, column.entry))
+                figures.append(_of_best_epoch(run.rows(), summaries[-1], column, further))
+            rows.append(aggregate(mechanism, seeds, summaries, column.entry) | _spread(figures))
         if is_first_process():
-            write_comparison(rows, folder, column.title)
+            write_comparison(rows, folder, (column, *further))
     return rows
+
+
+def _of_best_epoch(
+    epochs: Sequence[dict[str, Any]], summary: dict[str, Any], first: Column, further: Sequence[Column]
+) -> dict[str, float]:
+    """What else was found of the weights that a run keeps, those that are best by the first figure."""
+    for epoch in epochs:
+        if epoch["epoch"] != summary["best_epoch"]:
+            continue
+        kept = "ema" if epoch.get(f"ema_{first.entry}") == summary[f"best_{first.entry}"] else "eval"
+        found = {one.entry: epoch.get(f"{kept}_{one.entry}") for one in further}
+        return {entry: figure for entry, figure in found.items() if figure is not None}
+    return {}
+
+
+def _spread(figures: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """Mean and standard deviation over the seeds of each figure that all runs have."""
+    spread: dict[str, float | None] = {}
+    for entry in figures[0]:
+        if all(entry in one for one in figures):
+            values = [one[entry] for one in figures]
+            spread[f"{entry}_mean"] = statistics.fmean(values)
+            spread[f"{entry}_std"] = statistics.stdev(values) if len(values) > 1 else None
+    return spread
 
 
 def check_comparison(recipe: CommonRecipe, mechanisms: Sequence[str], seeds: Sequence[int]) -> None:
@@ -149,9 +174,24 @@ def aggregate(mechanism: str, seeds: Sequence[int], summaries: Sequence[dict[str
     }
 
 
-def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """The rows for a terminal of 80 columns; `title` is what the metric is called."""
-    lines = [("mechanism", title, *_COLUMNS), *map(_cells, rows)]
+def comparison_table(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
+    """The rows for a terminal of 80 columns: the first of a task's figures, and a table of the others below."""
+    parts = [_aligned([("mechanism", columns[0].title, *_COLUMNS), *map(_cells, rows)])]
+    if further := _further(rows, columns[1:]):
+        parts.append("In the same epochs:\n\n" + _aligned(further))
+    return "\n\n".join(parts)
+
+
+def _further(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> list[tuple[str, ...]]:
+    """A table of the figures that any row has; nothing where none has one."""
+    known = [one for one in columns if any(f"{one.entry}_mean" in row for row in rows)]
+    if not known:
+        return []
+    lines = [(row["mechanism"], *(_mean_and_spread(row, one.entry) for one in known)) for row in rows]
+    return [("mechanism", *(one.title for one in known)), *lines]
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
     # a long name gives way: the numbers need 57 columns
     lines = [(_shorten(first, 23), *rest) for first, *rest in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -164,25 +204,35 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> str:
     )
 
 
-def write_comparison(rows: Sequence[dict[str, Any]], folder: Path, title: str) -> None:
+def write_comparison(rows: Sequence[dict[str, Any]], folder: Path, columns: Sequence[Column]) -> None:
     """compare.json, compare.csv and compare.md."""
     write_json(folder / "compare.json", list(rows), indent=2)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"])), "runs": " ".join(row["runs"])} for row in rows)
     write_text(folder / "compare.csv", text.getvalue())
-    lines = [("mechanism", title, *_COLUMNS), ("---", *["---:"] * (1 + len(_COLUMNS))), *map(_cells, rows)]
-    write_text(folder / "compare.md", "".join(f"| {' | '.join(cells)} |\n" for cells in lines))
+    tables = [[("mechanism", columns[0].title, *_COLUMNS), *map(_cells, rows)], _further(rows, columns[1:])]
+    write_text(folder / "compare.md", "\n".join(map(_as_markdown, filter(None, tables))))
+
+
+def _as_markdown(lines: Sequence[tuple[str, ...]]) -> str:
+    head, *rest = lines
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ("---", *["---:"] * (len(head) - 1)), *rest))
+
+
+def _mean_and_spread(row: dict[str, Any], entry: str) -> str:
+    if (mean := row.get(f"{entry}_mean")) is None:
+        return "–"
+    deviation = row[f"{entry}_std"]
+    return f"{mean:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    mean, deviation = row[f"{row['metric']}_mean"], row[f"{row['metric']}_std"]
-    spread = f" ± {deviation:.2f}" if deviation is not None else ""
     minutes, seconds = divmod(round(row["train_seconds"]), 60)
     return (
         row["mechanism"],
-        f"{mean:.2f}{spread}",
+        _mean_and_spread(row, row["metric"]),
         si(row["params"]),
         si(row["macs"]),
         speed_text(row["images_per_second"]),
