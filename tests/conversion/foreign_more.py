@@ -29,6 +29,18 @@ def dpt_of_transformers():
     return of_transformers("DPTForDepthEstimation", "DPTConfig", **sizes, fusion_hidden_size=8, is_hybrid=False)
 
 
+def hybrid_dpt_of_transformers():
+    """As Intel's dpt-hybrid-midas: a small BiT reads the image, and a token is a place of its last map."""
+    import transformers
+
+    read = {"embedding_size": 8, "hidden_sizes": [8, 16, 16], "depths": [1, 1, 1], "num_groups": 4}
+    read |= {"layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
+    sizes = {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 16, 16, 16]}
+    sizes |= {"backbone_config": transformers.BitConfig(**read, out_features=["stage1", "stage2", "stage3"])}
+    sizes |= {"backbone_featmap_shape": [1, 16, 4, 4], "neck_ignore_stages": [0, 1], "fusion_hidden_size": 8}
+    return of_transformers("DPTForDepthEstimation", "DPTConfig", **sizes, is_hybrid=True)
+
+
 def vitpose_of_transformers():
     return of_transformers("VitPoseBackbone", "VitPoseBackboneConfig", image_size=[64, 64], patch_size=[16, 16])
 
@@ -318,6 +330,7 @@ MORE = {
     "transformers BEiT": (partial(beit_of_transformers, use_relative_position_bias=True), []),
     "transformers BEiT, shared biases": (partial(beit_of_transformers, use_shared_relative_position_bias=True), []),
     "transformers DPT": (dpt_of_transformers, []),
+    "transformers DPT, hybrid": (hybrid_dpt_of_transformers, []),
     "transformers ViTPose": (lambda: OfMaps(vitpose_of_transformers()), []),
     "transformers SAM 2": (sam2_of_transformers, [(64, 96), (128, 64)]),
     "timm SAM 2": (sam2_of_timm, [(64, 96), (128, 64)]),

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from subquad.attention import traits_of
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_own_scale
+from subquad.conversion.families.hybrid_recorder import HybridRecorder
 from subquad.conversion.families.pair_biases import with_bias
+from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.inference.rotations import of_two_tables, remembered
 from subquad.rope import Rotation
@@ -167,6 +169,7 @@ class FusedTransformersAttention(ConvertedAttention):
 class TransformersSelfAttention(ConvertedAttention):
     """DPT's and ViTPose's, whose output projection is a module behind it."""
 
+    listener: ClassVar[type[GridRecorder]] = HybridRecorder
     replaces: ClassVar[tuple[str, ...]] = (
         "transformers.models.dpt.modeling_dpt.DPTSelfAttention",
         "transformers.models.vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneSelfAttention",
