@@ -11,7 +11,7 @@ from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of
 from subquad.inference.halves import drops_nothing
 from subquad.inference.transformers_blocks import DROPPED_BY, PROJECTED_BY, VIT, half_of_plain_mlp
-from subquad.tracing import surely
+from subquad.tracing import smaller, surely
 
 
 class TransformersSwinLayer(WindowedBlock):
@@ -47,7 +47,7 @@ class TransformersSwinLayer(WindowedBlock):
 
     def is_shifted(self, grid: TokenGrid, always_partition: bool) -> bool:
         """Whether windows are shifted on a map: not where one is as high or wide, unless a backbone asks for it."""
-        return always_partition or self.window is None or not surely(min(grid.shape) <= self.window.height)
+        return always_partition or self.window is None or not surely(smaller(*grid.shape) <= self.window.height)
 
     def forward(
         self,
