@@ -346,6 +346,17 @@ def eva():
 
 
 @torch.no_grad()
+def test_hooks_of_attention_layers_find_positions_by_name():
+    model, seen = eva(), []
+    for one in (model, subquad.optimize(deepcopy(model))):
+        one.blocks[0].attn.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((len(args), kwargs["rope"] is not None)), with_kwargs=True
+        )
+        one(torch.randn(1, 3, 48, 80))
+    assert seen == [(1, True)] * 2
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", [None, "linear"])
 @pytest.mark.parametrize("kind", ["eva", *WITH_BIASES])
 def test_what_drops_branches_is_given_them_as_timm_gives_them(kind, name):

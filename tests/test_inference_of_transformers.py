@@ -86,6 +86,24 @@ def test_every_row_is_what_transformers_has(full):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("full", PARTS)
+def test_hooks_of_attention_layers_find_tokens_where_transformers_puts_them(full):
+    """Who scales what is given by its place scaled rotations too, and by SigLIP's names found nothing there."""
+    plain = layer(full)
+    fast, x, seen = subquad.optimize(deepcopy(plain)), torch.randn(2, 36, 48), []
+    for block in (plain, fast):
+        attention = getattr(block, PARTS[full].attention)
+        given = {"position_embeddings": turns(34)} if "dinov3" in full else {}
+        attention.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append([one is not None for one in args] + sorted(kwargs)), with_kwargs=True
+        )
+        block(x, attention_mask=None, **given)
+    tokens, wanted = ("hidden_states", *given), seen[0]
+    assert [name for name in wanted if name in tokens] == [name for name in seen[1] if name in tokens]
+    assert wanted.count(True) == seen[1].count(True)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_optimized_network_gives_what_it_gave(kind, name):

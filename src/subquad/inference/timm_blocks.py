@@ -118,7 +118,7 @@ class FusedEvaBlock(EvaBlock):
     def _steps(self, x: Tensor, rotation: Rotation | None, rope: Tensor | None) -> Tensor:
         y = first_half_of(self, x, self.norm1, self.attn, mixing_of(self.attn), self.gamma_1, rotation)
         if y is None:
-            y = x + self.drop_path1(scaled(self.attn(self.norm1(x), rope), self.gamma_1))
+            y = x + self.drop_path1(scaled(self.attn(self.norm1(x), rope=rope), self.gamma_1))
         return behind_factors(self, y, self.gamma_2)
 
 

@@ -39,6 +39,7 @@ class Parts:
         proj: its projection back.
         mlp: the MLP's first layer, its activation and its second layer.
         scales: modules whose `lambda1` are the factors of a branch's channels, or none.
+        by_name: whether the layer gets tokens as `hidden_states`, which hooks on it see.
     """
 
     norms: tuple[str, str]
@@ -46,6 +47,7 @@ class Parts:
     proj: str = "o_proj"
     mlp: tuple[str, str, str] = ("fc1", "activation_fn", "fc2")
     scales: tuple[str, str] | None = None
+    by_name: bool = False
 
     def are_in(self, block: nn.Module) -> bool:
         """Whether a block has them: those of other versions may have others."""
@@ -56,7 +58,7 @@ class Parts:
 
 
 VIT = Parts(norms=("layernorm_before", "layernorm_after"))
-CLIP = Parts(norms=("layer_norm1", "layer_norm2"), attention="self_attn", proj="out_proj")
+CLIP = Parts(norms=("layer_norm1", "layer_norm2"), attention="self_attn", proj="out_proj", by_name=True)
 DINOV2 = Parts(norms=("norm1", "norm2"), scales=("layer_scale1", "layer_scale2"))
 EOMT = replace(DINOV2, proj="out_proj")
 DINOV3 = Parts(("norm1", "norm2"), mlp=("up_proj", "act_fn", "down_proj"), scales=("layer_scale1", "layer_scale2"))
@@ -184,7 +186,10 @@ class FusedLayer(OfTransformers):
             y = first_half_of(self, x, norms[0], attn, self._mixing(), factors(scales[0]), rotation)
         if y is None:
             given = {} if positions is None else {"position_embeddings": positions}
-            y = x + through(scales[0], attn(norms[0](x), attention_mask=None, **given)[0])
+            tokens = norms[0](x)
+            args = () if self.parts.by_name else (tokens,)
+            given |= {"hidden_states": tokens} if self.parts.by_name else {}
+            y = x + through(scales[0], attn(*args, attention_mask=None, **given)[0])
         behind = None
         if self._are_factors(scales[1]):
             behind = half_of_plain_mlp(self, y, norms[1], mlp, self.parts.mlp, self.home, factors(scales[1]))
