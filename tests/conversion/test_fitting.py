@@ -166,6 +166,15 @@ def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, opt, tmp_pa
         fit(resumed, PICTURES, teacher=model, updates=6, state_file=state, **FAST)
 
 
+@pytest.fixture
+def answers_interruptions():
+    """As in a terminal: what a shell began in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("answers_interruptions")
 @pytest.mark.parametrize("fit", [align, distil])
 @pytest.mark.parametrize("where", ["step", "first step", "judge", "last judge"])
 def test_a_fit_may_be_broken_off_anywhere(fit, where, tmp_path, monkeypatch):
