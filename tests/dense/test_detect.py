@@ -40,6 +40,12 @@ def run(recipe, tmp_path_factory):
     return folder
 
 
+def test_a_run_is_trained_further_with_its_head(run, recipe):
+    further = recipe.replace(initial_checkpoint=str(run), initial_head=True)
+    made, before = Detection(further).model.state_dict(), open_trained(run).model.state_dict()
+    assert made.keys() == before.keys() and all(torch.equal(made[name], tensor) for name, tensor in before.items())
+
+
 def test_a_run_says_everything_and_is_restored(run, recipe):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"eval_box_ap", "eval_box_ap50", "eval_mask_ap", "train_loss"} <= rows[0].keys()

@@ -50,6 +50,24 @@ def test_a_run_says_everything_and_is_restored(run, recipe):
     assert found.result.miou == pytest.approx(summary["best_miou"], abs=1e-4) and found.count == 3
 
 
+def test_a_run_is_trained_further_with_its_head(run, recipe, tmp_path):
+    further = recipe.replace(initial_checkpoint=str(run), initial_head=True)
+    made, before = Segmentation(further).model.state_dict(), open_trained(run).model.state_dict()
+    assert made.keys() == before.keys() and all(torch.equal(made[name], tensor) for name, tensor in before.items())
+    for changed, said in (
+        ({"initial_checkpoint": None}, "takes the head of initial_checkpoint, and none is given"),
+        ({"head": "linear"}, "has head fpn, and linear is asked for: leave initial_head out"),
+        ({"head_channels": 64}, r"is \(64,.* here, and .* has \(256,.*: leave initial_head out"),
+        ({"conventions": "openmmlab"}, "has conventions own, and openmmlab is asked for"),
+    ):
+        with pytest.raises(SubquadError, match=said):
+            Segmentation(further.replace(**changed))
+    others = worlds.scenes(tmp_path / "others")
+    (others / "objectInfo.txt").write_text("1\tsky\n2\tred\n3\tgreen\n")
+    with pytest.raises(SubquadError, match="has 3 classes, the model 3, and they differ"):
+        Segmentation(further.replace(data=str(others)))
+
+
 def test_training_on_masks_that_are_void_is_no_success(recipe, tmp_path):
     data = worlds.scenes(tmp_path / "void", counts=(4, 2))
     for mask in (data / "annotations" / "training").iterdir():

@@ -35,6 +35,7 @@ class DetectRecipe(ImageRecipe):
         choices=CONVENTIONS,
     )
     head_channels: int = option(256, "width of the feature pyramid", at_least=1, at_most=2**16)
+    initial_head: bool = option(False, "take the head of initial_checkpoint too, which is trained further")
     frozen_stages: int = option(
         0, "stages of the backbone, from the first, that are not trained", at_least=0, at_most=4
     )

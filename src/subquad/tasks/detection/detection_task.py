@@ -36,6 +36,7 @@ from subquad.tasks.detection.transformers_detectors import (
     DetectorOfTransformers,
     sizes_of_detector,
 )
+from subquad.tasks.initial_heads import take_head
 from subquad.tasks.network_costs import count_macs
 from subquad.tasks.task import Column, Gallery, Row, Task
 
@@ -111,6 +112,8 @@ class Detection(Task):
             std=recipe.std,
             conventions=recipe.conventions,
         )
+        if recipe.initial_head:
+            take_head(model, recipe, train_images.classes)
         super().__init__(recipe, model, train_images, eval_images)
 
     def examine(self) -> list[str]:

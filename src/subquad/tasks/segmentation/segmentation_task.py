@@ -15,6 +15,7 @@ from subquad.flags import Flag, file_to_write, folder_to_write
 from subquad.models import create_model
 from subquad.tasks.backbone_arguments import arguments_of, backbone_arguments
 from subquad.tasks.conventions import OPENMMLAB
+from subquad.tasks.initial_heads import take_head
 from subquad.tasks.network_costs import count_macs
 from subquad.tasks.segmentation.intersection_over_union import evaluate_segmentation
 from subquad.tasks.segmentation.scene_data import VOID, SceneDataset, load_scenes
@@ -115,6 +116,8 @@ class Segmentation(Task):
             frozen_stages=recipe.frozen_stages,
             conventions=recipe.conventions,
         )
+        if recipe.initial_head:
+            take_head(model, recipe, train_images.classes)
         super().__init__(recipe, model, train_images, eval_images)
 
     def examine(self) -> list[str]:
