@@ -27,6 +27,7 @@ ORDER = [
         "besides",
         "instructions",
         "keeping_memory",
+        "uninterrupted",
     ],
     ["home", "ranges", "reading", "writing", "plugins", "optimizers", "copying"],
     ["holding", "flags"],

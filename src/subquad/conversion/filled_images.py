@@ -44,12 +44,13 @@ def mixed_apart(mechanism: Any, supply: Mapping[str, Tensor | None], grid: Token
     needs = traits.pools or "padding" in traits.refuses
     if not needs or type(grid) is not TokenGrid or "rotation" in mechanism.inputs or supply["mask"] is not None:
         return None
-    images = rectangles(padding, grid)
-    if images is None:
+    keys = supply["k"]
+    images = rectangles(padding, grid) if keys is not None and len(keys) == len(padding) else None
+    if images is None or (grid.prefix and (0, 0) in images):
         return None
     device, result = padding.device, None
     for (height, width), numbers in images.items():
-        if not height and not grid.prefix:
+        if not height:
             continue
         place = torch.arange(height, device=device)[:, None] * grid.width + torch.arange(width, device=device)
         place = torch.cat([torch.arange(grid.prefix, device=device), grid.prefix + place.flatten()])
