@@ -132,7 +132,7 @@ def test_start_values_are_those_with_the_least_error():
 @pytest.mark.parametrize(("fit", "opt"), [(align, "adamw"), (distil, "adamw"), (distil, "muon")])
 def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, opt, tmp_path):
     model, whole = small()
-    fit(whole, PICTURES, teacher=model, updates=6, opt=opt, **FAST)
+    expected = fit(whole, PICTURES, teacher=model, updates=6, opt=opt, **FAST)
 
     batches = as_batches(PICTURES, batch_size=8, seed=0 if fit is align else 1)
 
@@ -157,7 +157,9 @@ def test_a_fit_that_is_broken_off_goes_on_as_if_it_had_not_been(fit, opt, tmp_pa
         assert torch.equal(tensor, resumed.state_dict()[name]), name
     # one that has ended is not gone on with
     before = state_of(resumed)
-    fit(resumed, PICTURES, teacher=model, updates=6, opt=opt, state_file=state, **FAST)
+    again = fit(resumed, PICTURES, teacher=model, updates=6, opt=opt, state_file=state, **FAST)
+    judged = [getattr(one, "progress", one).judged for one in (expected, done, again)]
+    assert judged[0] == judged[1] == judged[2]
     assert all(torch.equal(tensor, before[name]) for name, tensor in resumed.state_dict().items())
     with pytest.raises(SubquadError, match="another fit"):
         fit(resumed, PICTURES, teacher=model, updates=7, state_file=state, **FAST)
@@ -224,6 +226,11 @@ def test_a_step_that_fails_leaves_the_state_before_it(tmp_path, monkeypatch):
         align(student, PICTURES, state_file=state, **settings)
     hook.remove()
     assert torch.load(state)["progress"]["updates"] == 3
+    (_, resumed), (_, whole) = small(), small()
+    align(resumed, PICTURES, state_file=state, **settings)
+    align(whole, PICTURES, **settings)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("train", ["all", "attention", "new"])
