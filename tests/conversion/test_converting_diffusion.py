@@ -299,6 +299,7 @@ def test_pictures_beside_the_one_that_flux_3_makes_are_refused():
     assert all(path.startswith(("mode_blocks.image.", "single_transformer_blocks.")) for path in paths)
 
 
+@pytest.mark.slow
 def test_a_mask_of_ones_says_what_is_there_as_chromas_pipeline_has_it():
     """It was refused, and where the student was compiled, what is there was taken for what is not."""
     present = torch.tensor([[True] * 5, [True, False, True, False, False]])
@@ -311,6 +312,7 @@ def test_a_mask_of_ones_says_what_is_there_as_chromas_pipeline_has_it():
         denoised(student, call | {"attention_mask": ones / 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Lumina 2", "Z-Image"])
 def test_texts_of_several_lengths_are_mixed_apart_in_compiled_code_too(name):
     """All images had the places of the first one, or the first call had."""

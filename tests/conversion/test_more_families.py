@@ -216,6 +216,7 @@ def test_tokens_that_fill_images_up_count_in_no_figure(name):
     assert fitted.judged["last_hidden_state"][0][1] == pytest.approx(both.error, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformers SigLIP 2, NaFlex", "transformers MiniCPM-OCR"])
 def test_a_compiled_tower_of_packs_answers_as_it_does(name):
     wrapper = teacher(name)

@@ -72,6 +72,7 @@ def test_engines_answer_as_a_tower_of_packs(name, format, tmp_path):
     assert difference(open_exported(tmp_path / file)(patches), wanted) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_answer_that_is_named_is_written(tmp_path):
     pytest.importorskip("onnxruntime")
     student, given = students("transformers Qwen3-VL", "agent:num_agents=4")
