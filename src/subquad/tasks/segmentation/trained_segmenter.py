@@ -169,10 +169,8 @@ def opened_segmenter(model: nn.Module, note: Mapping[str, Any]) -> TrainedSegmen
     # networks of other libraries do not say their data
     classes, slide, settings = required(note, "classes", "slide", "input")
     device, scenes = next(model.parameters()).device, settings_of(SceneInput, settings)
-    return TrainedSegmenter(
-        *("segment", model, tuple(classes), note.get("data"), None, device, scenes, slide, released_in(note)),
-        first_label=0 if note.get("labels_from_zero") else 1,
-    )
+    known, first = (device, scenes, slide, released_in(note)), 0 if note.get("labels_from_zero") else 1
+    return TrainedSegmenter("segment", model, tuple(classes), note.get("data"), None, *known, first_label=first)
 
 
 def judge_segmenter(
@@ -214,8 +212,7 @@ def predict_scenes(
     """Segment image files, those in folders included; each gets <name>.png, its labels, and <name>-overlay.png.
 
     Labels are written as those that it was trained on, with a palette: 1 for the first class, as ADE20K has them, or 0.
-    Images of subfolders are written to
-    subfolders.
+    Images of subfolders are written to subfolders.
 
     Raises:
         SubquadError: no image can be read, two would be written to one file, or the network refuses an image or gives
