@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# rewritten assertions are ten seconds of each worker, and commands that tests start compile what they import
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-exhaustive lint timm-contract clean
 

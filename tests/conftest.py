@@ -13,6 +13,9 @@ import torch
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# twenty thousand cases are made of millions of objects, none of which goes: each look through them finds nothing
+gc.set_threshold(100_000, 50, 50)
+
 
 def pytest_addoption(parser):
     parser.addoption("--one-in", type=int, default=1, help="run one in so many of the cases of every test")

@@ -95,6 +95,7 @@ def test_other_threads_go_on_with_what_pytorch_computes_while_one_exports():
     assert torch.equal(smooth(), plain)
 
 
+@pytest.mark.slow
 def test_two_threads_export_one_after_the_other(tmp_path):
     network = subquad.create_model("deit_tiny", attention="linear", img_size=32, depth=1, embed_dim=24, num_heads=2)
     written = []

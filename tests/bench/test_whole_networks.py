@@ -65,6 +65,7 @@ def test_a_dense_head_that_can_not_be_measured_is_one_line(capsys):
     assert main(["bench", "--head", "fpn"]) == 2 and "name them with --model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_networks_are_compiled_where_that_is_asked_for(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model, mode: compiled.append(mode) or model)

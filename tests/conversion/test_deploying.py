@@ -173,6 +173,7 @@ def test_absent_tokens_of_transformers_networks_stay_unseen():
         student(x, attention_mask=pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "answer"),
     [("transformers ViT", None), ("transformers ViT", "logits"), ("transformers DINOv2", "pooler_output")],

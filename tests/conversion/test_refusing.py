@@ -174,6 +174,7 @@ def test_scores_of_another_scale_are_refused_and_not_optimized_away(name):
     assert difference(expected, answer(teacher(name), x)) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
 def test_masks_that_are_no_numbers_are_refused_with_what_to_take():
     model = teacher("transformers ViT")

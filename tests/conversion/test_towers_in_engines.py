@@ -159,6 +159,7 @@ def test_texts_of_several_lengths_that_are_mixed_one_by_one_are_not_written(tmp_
         subquad.export(student, tmp_path / "step.pt2", format="pt2", given=given, takes=takes)
 
 
+@pytest.mark.slow
 def test_inputs_of_a_file_are_called_as_the_arguments(tmp_path):
     pytest.importorskip("diffusers")
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -701,6 +701,7 @@ def test_a_file_gets_images_of_its_dtype_and_as_many_as_it_was_written_for():
         InEngine(network, run)(images[4:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_an_optimized_network_is_written_for_any_batch(attention, tmp_path):
     """Its tokens were held to the number of images that was traced."""
@@ -726,6 +727,7 @@ def test_a_wrapper_that_takes_any_arguments_is_written(dynamic, tmp_path):
     assert written.difference < 1e-6
 
 
+@pytest.mark.slow
 def test_the_answer_of_a_folder_of_transformers_is_chosen_by_name(tmp_path):
     """It was the last tokens, whatever was said, and called a classifier."""
     from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
@@ -745,6 +747,7 @@ def test_the_answer_of_a_folder_of_transformers_is_chosen_by_name(tmp_path):
         api.export(tmp_path / "folder", tmp_path / "b.pt2", **settings, answer="other")
 
 
+@pytest.mark.slow
 def test_a_network_that_is_told_of_other_sizes_is_told_so(tmp_path):
     """transformers' SigLIP was held to one size, and the way out that was named is timm's."""
     from transformers import SiglipVisionConfig, SiglipVisionModel

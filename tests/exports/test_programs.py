@@ -63,6 +63,7 @@ class Squeezing(torch.nn.Module):
         return y.squeeze((2, 3)).squeeze(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["pt2", "onnx"])
 def test_sides_that_a_squeeze_leaves_stay(format, tmp_path):
     pytest.importorskip("onnxruntime")

@@ -375,6 +375,24 @@ def test_names_are_read_without_what_wrappers_put_in_front(prefix, tmp_path):
     assert read_weights(tmp_path / "a.pth")[0].keys() == model.state_dict().keys()
 
 
+@pytest.mark.parametrize("attribute", ["model", "net", "network", "backbone"])
+def test_what_a_trainer_saves_of_a_module_that_holds_the_network_is_read(attribute, tmp_path):
+    model, other = small("vit"), small("vit")
+    state = {f"{attribute}.{name}": tensor + 1 for name, tensor in model.state_dict().items()}
+    torch.save({"state_dict": state | {"criterion.weight": torch.ones(3)}, "epoch": 1}, tmp_path / "last.ckpt")
+    done = subquad.load_checkpoint(other, tmp_path / "last.ckpt")
+    assert done.unused == ["criterion.weight"] and not done.new
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], tensor + 1, rtol=0, atol=0)
+
+
+def test_of_several_networks_in_a_trainers_module_none_is_chosen():
+    model = small("vit")
+    state = {f"{place}.{name}": tensor for place in ("model", "net") for name, tensor in model.state_dict().items()}
+    with pytest.raises(subquad.SubquadError, match=r"does not fit this model: .* unexpected"):
+        subquad.load_checkpoint(model, state)
+
+
 def test_how_networks_are_evaluated_is_as_published():
     assert (default_cfg("agent_swin_base_384")["crop_pct"], default_cfg("agent_swin_tiny")["crop_pct"]) == (1.0, 0.875)
     assert default_cfg("soft_tiny")["crop_mode"] == "center" and default_cfg("soft_tiny")["crop_pct"] == 0.9

@@ -317,6 +317,7 @@ def test_operators_have_the_gradients_that_their_calls_have():
             assert_close(got, expected, rtol=1e-5, atol=1e-6, msg=lambda text: f"{operator.name}: {text}")  # noqa: B023
 
 
+@pytest.mark.slow
 def test_gradients_of_what_is_compiled_for_sizes_that_are_computed_are_those_of_the_formula():
     def of_pooled(x):
         # as in the stages of a pyramid: a number of tokens that is no size of what is given

@@ -172,6 +172,7 @@ def test_networks_in_bf16_hand_bf16_to_the_kernels(name, autocast, monkeypatch):
     assert {name for name, dtypes in seen.items() if dtypes != {BF16}} <= {"newton_inverse"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["inline"])
 def test_compiled_networks_in_bf16_do_too(name):
     model = subquad.create_model("deit_tiny", attention=name, img_size=64, depths=(1,)).eval().to(BF16)

@@ -42,6 +42,9 @@ WRAPPERS = ("state_dict_ema", "model_ema", "model", "state_dict", "model_state_d
 WRAPPED = ("module.", "_orig_mod.")
 """What DataParallel and torch.compile put in front of names."""
 
+ATTRIBUTES = ("model", "net", "network", "backbone")
+"""What trainers' modules, Lightning's among them, call the network that they hold: it stands in front of its names."""
+
 Entry = TypeVar("Entry")
 
 BEST = "best.safetensors"
@@ -277,6 +280,19 @@ def _plain_state(source: Mapping[Any, Any], where: str) -> Mapping[str, Tensor]:
     return state
 
 
+def within_attribute(state: Mapping[str, Entry], model: nn.Module) -> tuple[dict[str, Entry], list[str]]:
+    """The entries of the network that a trainer's module holds, without the attribute's name, and those beside it.
+
+    They are as they are where the module has several networks, or where `model` has a part of that name itself.
+    """
+    first = {name.partition(".")[0] for name in state}
+    found = [attribute for attribute in ATTRIBUTES if attribute in first]
+    if len(found) != 1 or hasattr(model, found[0]):
+        return dict(state), []
+    inner = {name.removeprefix(f"{found[0]}."): entry for name, entry in state.items() if name.startswith(f"{found[0]}.")}
+    return inner, [name for name in state if not name.startswith(f"{found[0]}.")]
+
+
 def _evaluated(state: Mapping[Any, Any]) -> str | None:
     """The key beside `state` under which the weights lie that its authors evaluated, if it is not its own."""
     return evaluated_under(_bare(name) for name in state if isinstance(name, str))
@@ -307,7 +323,9 @@ def load_checkpoint(
     """Load weights into `model`, strictly: every entry must have its place, and every place its entry.
 
     Reads our own files and those that the papers' authors released (also under `state_dict_ema`, `model_ema`, `model`
-    or `state_dict`, and with `module.` or `_orig_mod.` in front), and dicts of either; nothing in a file is executed.
+    or `state_dict`, and with `module.` or `_orig_mod.` in front), what Lightning and other trainers save of a module
+    that holds the network as `model`, `net`, `network` or `backbone`, and dicts of all these; nothing in a file is
+    executed.
     Position and bias tables of another image size are resampled, those of the same size are taken exactly. Tables of
     tokens stand on a square where nothing says otherwise: files of ours say the size, state dicts do not.
 
@@ -349,7 +367,9 @@ def load_checkpoint(
         grids = stored_grids(note, model, where)
     if not state.keys() & model.state_dict().keys():
         state = without_wrappers(state, where)
-    adapted = fitted(dict(state), model, where, head=head, strict=strict, grids=grids)
+    state, beside = within_attribute(state, model)
+    adapted = fitted(state, model, where, head=head, strict=strict, grids=grids)
+    adapted.unused += beside
     # weights without numbers are only asked whether their shapes fit
     if any(own.is_meta for own in model.parameters()) and not all(tensor.is_meta for tensor in state.values()):
         raise SubquadError(f"a network on the meta device does not hold the weights of {where}: make it on another one")
