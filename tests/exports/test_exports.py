@@ -61,6 +61,21 @@ class Broken(torch.nn.Module):
         return x if float(x.sum()) > 0 else -x
 
 
+@pytest.mark.slow
+def test_a_network_whose_code_makes_a_number_of_the_batch_is_told_so(tmp_path):
+    class Numbered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1, 4))
+
+        def forward(self, images):
+            return self.token.expand(len(images), -1) + images.mean((1, 2, 3))[:, None]
+
+    with pytest.raises(SubquadError, match=r"makes a number of the batch, as len\(images\) and int\(…\) do"):
+        export(Numbered(), tmp_path / "n.pt2", format="pt2", img_size=32, dynamic="batch")
+    export(Numbered(), tmp_path / "n.pt2", format="pt2", img_size=32)
+
+
 def test_the_largest_difference_of_all_sizes_is_told():
     def run(images):
         return Mean()(images) + (0.5 if len(images) == 1 else 0)

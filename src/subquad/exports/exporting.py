@@ -348,7 +348,7 @@ def _translated(
             hint = _little_room(model, path.parent) or ": set TMPDIR to a folder that takes more"
             raise WriteError(f"it can't be written as {wanted.format}: {place}{hint}") from error
         reason = f"{type(error).__name__}: {reason_of(_first_cause(error))}"
-        hint = _little_room(model, path.parent) or _hint(wanted)
+        hint = _little_room(model, path.parent) or _hint(wanted, reason)
         raise SubquadError(f"it can't be written as {wanted.format}: {reason}{hint}") from error
 
 
@@ -366,8 +366,13 @@ def _little_room(model: nn.Module, folder: Path) -> str:
     return little_room(folder, 3 * numbers + 2**26)
 
 
-def _hint(wanted: _Wanted) -> str:
-    """What to do about a program of any size that can't be had."""
+def _hint(wanted: _Wanted, reason: str = "") -> str:
+    """What to do about a program of any batch or size that can't be had, for this reason."""
+    if "batch" in wanted.dynamic and "Constraints violated (batch" in reason:
+        return (
+            "; the network's own code makes a number of the batch, as len(images) and int(…) do: write images.shape[0] "
+            "there, or leave batch out of what is dynamic"
+        )
     if "size" not in wanted.dynamic:
         return ""
     return (

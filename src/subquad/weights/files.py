@@ -289,7 +289,9 @@ def within_attribute(state: Mapping[str, Entry], model: nn.Module) -> tuple[dict
     found = [attribute for attribute in ATTRIBUTES if attribute in first]
     if len(found) != 1 or hasattr(model, found[0]):
         return dict(state), []
-    inner = {name.removeprefix(f"{found[0]}."): entry for name, entry in state.items() if name.startswith(f"{found[0]}.")}
+    inner = {
+        name.removeprefix(f"{found[0]}."): entry for name, entry in state.items() if name.startswith(f"{found[0]}.")
+    }
     return inner, [name for name in state if not name.startswith(f"{found[0]}.")]
 
 

@@ -20,6 +20,8 @@ from typing import Any
 from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
+from subquad.conversion.families.proven_attention import ProvenAttention
+from subquad.conversion.families.readings import reading_of
 from subquad.errors import SubquadError, shown
 from subquad.inference.foreign_halves import InFewSteps
 from subquad.plugins import Table, is_again, where_defined
@@ -91,8 +93,9 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
         if found is not None:
             return found.standing_for(layer)
         if "forward" in vars(cls) and InFewSteps not in cls.__bases__:
-            return None
-    return None
+            break
+    # of no known name: what it computes may tell
+    return ProvenAttention if reading_of(layer) is not None else None
 
 
 def standing_for(name: str) -> type[ConvertedAttention] | None:

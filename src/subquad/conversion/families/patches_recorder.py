@@ -18,7 +18,7 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
 _CUT = re.compile(r"\(\w+ (\w+)\)")
-_POSITIONS = ("pos_embedding", "position_embeddings")
+_POSITIONS = ("pos_embedding", "position_embeddings", "pos_embed", "position_embedding", "positional_embedding")
 
 
 class PatchesRecorder(GridRecorder):

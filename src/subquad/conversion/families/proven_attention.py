@@ -1,0 +1,113 @@
+"""Attention layers of anybody's classes, of which numbers prove that they compute softmax attention: `readings.py`."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, ClassVar, NoReturn
+
+from torch import Tensor, nn
+
+from subquad.conversion.converted_attention import ConvertedAttention, refuse_own_scale
+from subquad.conversion.families.patches_recorder import PatchesRecorder
+from subquad.conversion.families.readings import Reading, linear_of, reading_of
+from subquad.conversion.grid_recorder import GridRecorder
+from subquad.errors import SubquadError
+
+
+class ProvenAttention(ConvertedAttention):
+    """Tokens (b, n, c) to tokens, alone or with what stood beside them; no masks, no positions."""
+
+    listener: ClassVar[type[GridRecorder]] = PatchesRecorder
+
+    def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        self.read_as = read(original)
+        parameters = inspect.signature(original.forward).parameters.values()
+        self.usual = {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
+
+    def check(self, original: nn.Module) -> None:
+        refuse_own_scale(read(original).scale, read(original).width)
+
+    def sizes(self, original: nn.Module) -> tuple[int, int]:
+        reading = read(original)
+        return reading.num_heads, reading.width
+
+    def tokens_width(self, original: nn.Module) -> int:
+        first = linear_of(original.get_submodule(read(original).projections[0]))
+        assert first is not None
+        return first.in_features
+
+    def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
+        return ((name, part) for name, part in super().kept(original) if name in read(original).parts)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        reading = self.read_as
+        x = self._tokens_of(args, kwargs)
+        tokens = x if reading.norm is None else self.through(reading.norm, x)
+        projected = [self.through(name, tokens) for name in reading.projections]
+        q, k, v = reading.heads_of(projected, self)
+        y = self.mix(q, k, v, tokens)
+        y = self.through(reading.proj, y if reading.norm_behind is None else self.through(reading.norm_behind, y))
+        if reading.answers_beside is None:
+            return y
+        return y, *(NO_MAPS if formed else None for formed in reading.answers_beside)
+
+    def _tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The tokens that a call is about.
+
+        Raises:
+            SubquadError: it brings more, or other keys than queries.
+        """
+        given = dict(zip(self.usual, args, strict=False)) | kwargs
+        inputs = [given.pop(name) for name in list(self.usual)[: self.read_as.num_inputs] if name in given]
+        more = [name for name, value in given.items() if not _is_nothing(value, self.usual.get(name))]
+        others = len(inputs) < self.read_as.num_inputs or any(one is not inputs[0] for one in inputs)
+        if more or others or len(args) > len(self.usual):
+            what = (
+                f"{', '.join(more)} beside tokens" if more else "queries, keys and values that are not the same tokens"
+            )
+            raise SubquadError(
+                f"this layer is called with {what}, which a converted {type(self.original).__name__} can't honour: "
+                "leave its block out of `blocks`, or register a family (docs/convert.md)"
+            )
+        tokens: Tensor = inputs[0]
+        return tokens
+
+
+def read(layer: nn.Module) -> Reading:
+    """How a layer computes that is known to be such a one."""
+    reading = reading_of(layer)
+    assert reading is not None
+    return reading
+
+
+def _is_nothing(value: Any, usual: Any) -> bool:
+    """Whether an argument asks for nothing: it is what it is where it is left out."""
+    return (
+        value is None or value is False or value is usual or (isinstance(value, int | float | str) and value == usual)
+    )
+
+
+class NoMaps:
+    """What stands in the place of attention maps, which a converted layer does not form: whoever reads it is told."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse()
+
+    def __getitem__(self, place: Any) -> NoReturn:
+        _refuse()
+
+    def __iter__(self) -> NoReturn:
+        _refuse()
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise SubquadError("a converted layer forms no attention maps: ask the network that was converted")
+
+
+NO_MAPS = NoMaps()

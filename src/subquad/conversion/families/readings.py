@@ -1,0 +1,327 @@
+"""How an attention layer of anybody's class computes: readings of its parts, told apart by numbers.
+
+Layers of one layer to queries, keys and values, or of two or three, and one behind them, are written anew in every
+repository, under other names. What they answer is held against softmax attention, reading by reading: in which order a
+projection gives its parts, in how many heads, with which norms and which scale. A twin is asked, that has the layer's
+class and attributes, and random weights: of those that are trained several readings may give the same.
+
+Letters: b batch, n tokens, c channels, h heads, d channels of a head, m = h·d.
+"""
+
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from math import isclose, sqrt
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+ORDERS = "parts", "heads", "channels"
+"""What the rows of a projection to several parts are, from outside: (p, h, d), (h, p, d) or (h, d, p)."""
+
+BIASES = "q_bias", "k_bias", "v_bias"
+"""Parameters (m) that VideoMAE's layers, and others of that school, add to a projection's rows themselves."""
+
+MOST_HEADS = 64
+TOLERANCE = 1e-4
+"""Of the largest number of an answer: both are computed in fp32."""
+
+OF_LIBRARIES = frozenset({"diffusers", "subquad", "timm", "torch", "torchvision", "transformers"})
+"""Whose layers have rows of their own: what stands around them is known, and why others are refused."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an attention layer's parts are.
+
+    Attributes:
+        projections: names of the linear layers to queries, keys and values: one to all, one and one to both others, or
+            three.
+        proj: the name of the one behind, or of what begins with it.
+        num_heads: h.
+        width: d.
+        order: one of `ORDERS`.
+        norm: the name of a norm of the tokens, or none.
+        norm_behind: the name of a norm of the answers in front of `proj`, or none.
+        biases: which of `BIASES` the layer has, beside a projection without.
+        qk_norms: names of the norms of queries and keys, or none.
+        norms_heads: whether these are of a head's channels, and not of all.
+        scale: what scores are multiplied by.
+        num_inputs: how often a call hands over the tokens: once, or as queries, keys and values.
+        answers_beside: what stands behind the tokens in an answer: none if it is tokens alone, else for each whether
+            it is more than None.
+    """
+
+    projections: tuple[str, ...]
+    proj: str
+    num_heads: int
+    width: int
+    order: str = ORDERS[0]
+    norm: str | None = None
+    norm_behind: str | None = None
+    biases: tuple[str, ...] = ()
+    qk_norms: tuple[str, str] | None = None
+    norms_heads: bool = True
+    scale: float = 0.0
+    num_inputs: int = 1
+    answers_beside: tuple[bool, ...] | None = None
+
+    @property
+    def usual_scale(self) -> float:
+        """1/√d."""
+        return self.width**-0.5
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of all that has weights."""
+        some = (self.norm, *self.projections, *self.biases, *(self.qk_norms or ()), self.norm_behind, self.proj)
+        return tuple(name for name in some if name is not None)
+
+    def heads_of(self, projected: Sequence[Tensor], layer: Any) -> list[Tensor]:
+        """Queries, keys and values (b, h, n, d) of what a layer's projections give, (b, n, m) or (b, n, p·m) each."""
+        dim, whole = self.num_heads * self.width, []
+        for rows in projected:
+            parts = rows.shape[-1] // dim
+            axes = {"parts": (parts, self.num_heads, self.width), "heads": (self.num_heads, parts, self.width)}
+            cut = rows.unflatten(-1, axes.get(self.order, (self.num_heads, self.width, parts)))
+            whole += cut.unbind({"parts": -3, "heads": -2}.get(self.order, -1))
+        for name in self.biases:
+            whole[BIASES.index(name)] = whole[BIASES.index(name)] + getattr(layer, name).view(
+                self.num_heads, self.width
+            )
+        if self.qk_norms is not None:
+            for place, name in enumerate(self.qk_norms):
+                heads = whole[place]
+                whole[place] = getattr(layer, name)(heads if self.norms_heads else heads.flatten(2)).view_as(heads)
+        return [heads.transpose(1, 2) for heads in whole]
+
+
+def reading_of(layer: nn.Module) -> Reading | None:
+    """How a layer computes softmax attention of one map's tokens with each other; None where it does not, or not so."""
+    if type(layer).__module__.partition(".")[0] in OF_LIBRARIES or _parts_of(layer) is None:
+        return None
+    kind = _kind_of(layer)
+    known: Any = _BY_LAYER if kind is None else _BY_KIND
+    key: Any = layer if kind is None else kind
+    if key not in known:
+        if len(_BY_KIND) > MOST_KINDS:
+            _BY_KIND.clear()
+        known[key] = _read(layer)
+    reading: Reading | None = known[key]
+    return reading
+
+
+MOST_KINDS = 256
+_BY_KIND: dict[Hashable, Reading | None] = {}
+_BY_LAYER: WeakKeyDictionary[nn.Module, Reading | None] = WeakKeyDictionary()
+
+
+def _kind_of(layer: nn.Module) -> Hashable | None:
+    """What layers that compute alike have in common; None where a layer has attributes that can't be compared."""
+    own = {name: value for name, value in vars(layer).items() if name not in _OF_MODULES}
+    if not all(isinstance(value, int | float | str | None) for value in own.values()):
+        return None
+    parts = tuple((name, type(part), repr(part)) for name, part in layer.named_modules() if name)
+    return type(layer), tuple(sorted(own.items(), key=lambda item: item[0])), parts
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def linear_of(part: nn.Module | None) -> nn.Linear | None:
+    """The linear layer that a part is, or begins with, as one with dropout behind it."""
+    if type(part) is nn.Sequential and len(part) and not any(True for one in part[1:] for _ in one.parameters()):
+        return linear_of(part[0])
+    return part if type(part) is nn.Linear else None
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a layer has that may be attention.
+
+    Attributes:
+        linear: its linear layers, by name.
+        norms: names of its norms.
+        ways: which of the linear layers may be those to queries, keys and values, and which the one behind.
+        biases: which of `BIASES` it has.
+    """
+
+    linear: dict[str, nn.Linear]
+    norms: tuple[str, ...]
+    ways: tuple[tuple[tuple[str, ...], str], ...]
+    biases: tuple[str, ...] = ()
+
+    @property
+    def tokens_width(self) -> int:
+        """c, in which all ways agree."""
+        return self.linear[self.ways[0][0][0]].in_features
+
+
+def _parts_of(layer: nn.Module) -> _Parts | None:
+    """The parts of a layer that may be attention; None where it can't be, or is more than its parts."""
+    with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
+    linear = {name: one for name, part in with_weights.items() if (one := linear_of(part)) is not None}
+    norms = tuple(name for name in with_weights if name not in linear)
+    plain = len(linear) in (2, 3, 4) and len(norms) <= 2 and all(_is_norm(with_weights[name]) for name in norms)
+    own = {name: one for name, one in layer._parameters.items() if one is not None}
+    # tables of positions, masks and factors are none of softmax attention as it is
+    if not plain or not own.keys() <= set(BIASES) or any(True for _ in layer.buffers()) or "forward" in vars(layer):
+        return None
+    ways = tuple(_ways(linear))
+    fits = all(one.shape == (linear[ways[0][1]].in_features,) for one in own.values()) if ways else False
+    return _Parts(linear, norms, ways, tuple(name for name in BIASES if name in own)) if fits else None
+
+
+def _is_norm(part: nn.Module) -> bool:
+    weights = list(part.parameters())
+    return not list(part.children()) and all(one.dim() == 1 and len(one) == len(weights[0]) for one in weights)
+
+
+def _ways(linear: Mapping[str, nn.Linear]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Which layers may be those to queries, keys and values, and which the one behind, by their sizes."""
+    for *first, last in permutations(linear):
+        dim, width = linear[last].in_features, linear[first[0]].in_features
+        rows = [linear[name].out_features for name in first]
+        if rows in ([3 * dim], [dim, 2 * dim], [dim] * 3) and all(linear[one].in_features == width for one in first):
+            yield tuple(first), last
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """What a twin was asked, and what it answered: tokens (b, n, c) to others, and what stood beside these."""
+
+    x: Tensor
+    y: Tensor
+    num_inputs: int
+    beside: tuple[bool, ...] | None
+
+
+@torch.no_grad()
+def _read(layer: nn.Module) -> Reading | None:
+    """The reading by which a layer's twin computes, if there is one."""
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+        torch.default_generator.manual_seed(0)
+        twin = _twin_of(layer)
+        parts = _parts_of(twin)
+        if parts is None:
+            return None
+        # of two numbers of tokens and images: what holds of one may be luck, or a mask of its own
+        asked = [one for shape in ((2, 11), (3, 6)) if (one := _ask(twin, parts, shape)) is not None]
+        if len(asked) < 2 or asked[0].beside != asked[1].beside:
+            return None
+        readings = _readings(twin, parts, asked[0])
+        return next((one for one in readings if all(_computes(one, twin, each) for each in asked)), None)
+
+
+def _twin_of(layer: nn.Module) -> Any:
+    """A layer of the same class and attributes in evaluation, with random weights and nobody who listens."""
+    twin = copy.copy(layer)
+    twin._modules = {name: _fresh(part) for name, part in layer.named_children()}
+    twin._parameters = {name: None if one is None else _random(one) for name, one in layer._parameters.items()}
+    twin.__dict__.update({name: OrderedDict() for name in _OF_MODULES if name.endswith("_hooks")})
+    return twin.eval()
+
+
+def _fresh(part: nn.Module) -> nn.Module:
+    """A part with random weights, in fp32 on the CPU."""
+    if type(part) is nn.Sequential:
+        return nn.Sequential(*map(_fresh, part))
+    if type(part) is nn.Linear:
+        linear = nn.Linear(part.in_features, part.out_features, part.bias is not None, "cpu", torch.float32)
+        # scores as different from each other as those of trained layers
+        nn.init.normal_(linear.weight, std=1.5 / sqrt(part.in_features))
+        return linear
+    fresh = copy.deepcopy(
+        part,
+        {
+            id(one): nn.Parameter(torch.rand(one.shape, device="cpu", dtype=torch.float32) + 0.5)
+            for one in part.parameters()
+        },
+    )
+    for module in fresh.modules():
+        module.__dict__.update({name: OrderedDict() for name in _OF_MODULES if name.endswith("_hooks")})
+    return fresh
+
+
+def _random(like: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.rand(like.shape, device="cpu", dtype=torch.float32) + 0.5)
+
+
+def _ask(twin: Any, parts: _Parts, shape: tuple[int, int]) -> _Answered | None:
+    """What a twin answers to random tokens; None where it wants more than tokens, or answers with other things."""
+    x = torch.randn(*shape, parts.tokens_width, device="cpu", dtype=torch.float32)
+    needed = [
+        one
+        for one in inspect.signature(twin.forward).parameters.values()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    try:
+        y = twin(*[x] * max(len(needed), 1))
+    except Exception:
+        # that is somebody's code, which may say so in any way
+        return None
+    y, *beside = y if isinstance(y, tuple | list) else (y,)
+    is_tuple = isinstance(y, Tensor) and bool(beside)
+    if not isinstance(y, Tensor) or y.shape[:2] != x.shape[:2] or y.dim() != 3 or len(needed) > 3:
+        return None
+    return _Answered(x, y, max(len(needed), 1), tuple(one is not None for one in beside) if is_tuple else None)
+
+
+def _readings(twin: nn.Module, parts: _Parts, asked: _Answered) -> Iterator[Reading]:
+    """All that a layer might compute, the usual first."""
+    for are_usual in (True, False):
+        for first, last in parts.ways:
+            dim = parts.linear[last].in_features
+            for num_heads in _numbers_of_heads(twin, dim):
+                plain = Reading(first, last, num_heads, dim // num_heads, biases=parts.biases)
+                in_calls = replace(plain, num_inputs=asked.num_inputs, answers_beside=asked.beside)
+                for scale in [plain.usual_scale] if are_usual else _other_scales(twin, plain):
+                    for order in ORDERS if len(first) < 3 else ORDERS[:1]:
+                        for normed in _with_norms(in_calls, parts, twin):
+                            yield replace(normed, order=order, scale=scale)
+
+
+def _numbers_of_heads(layer: nn.Module, dim: int) -> list[int]:
+    """Those that divide the channels: first what the layer has as numbers, then all."""
+    said = [value for value in vars(layer).values() if type(value) is int and value > 0 and dim % value == 0]
+    return list(dict.fromkeys([*said, *(heads for heads in range(1, MOST_HEADS + 1) if dim % heads == 0)]))
+
+
+def _other_scales(layer: nn.Module, reading: Reading) -> list[float]:
+    """What scores may be multiplied by besides the usual."""
+    said = [float(value) for value in vars(layer).values() if type(value) is float and value]
+    others = [*said, *(1 / value for value in said), 1.0, 1 / reading.width]
+    return [one for one in dict.fromkeys(others) if not isclose(one, reading.usual_scale)]
+
+
+def _with_norms(reading: Reading, parts: _Parts, layer: nn.Module) -> Iterator[Reading]:
+    """The same with its norms where they may stand, by their sizes."""
+    sizes = [len(next(layer.get_submodule(name).parameters())) for name in parts.norms]
+    dim = reading.num_heads * reading.width
+    match parts.norms:
+        case ():
+            yield reading
+        case (norm,):
+            if sizes[0] == parts.tokens_width:
+                yield replace(reading, norm=norm)
+            if sizes[0] == dim:
+                yield replace(reading, norm_behind=norm)
+        case (one, other):
+            for qk_norms in ((one, other), (other, one)):
+                for norms_heads, size in ((True, reading.width), (False, dim)):
+                    if set(sizes) == {size}:
+                        yield replace(reading, qk_norms=qk_norms, norms_heads=norms_heads)
+
+
+def _computes(reading: Reading, twin: Any, asked: _Answered) -> bool:
+    """Whether that is what a twin answered."""
+    x = asked.x if reading.norm is None else getattr(twin, reading.norm)(asked.x)
+    q, k, v = reading.heads_of([getattr(twin, name)(x) for name in reading.projections], twin)
+    y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+    y = getattr(twin, reading.proj)(y if reading.norm_behind is None else getattr(twin, reading.norm_behind)(y))
+    return y.shape == asked.y.shape and bool((y - asked.y).abs().max() <= TOLERANCE * asked.y.abs().max())
