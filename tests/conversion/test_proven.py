@@ -90,16 +90,29 @@ class KeysFirst(nn.Module):
 
 
 class OfThree(nn.Module):
-    """Called as PyTorch's own, with tokens three times, keys and values of one projection; answers no maps."""
+    """Called as PyTorch's own, with tokens three times; answers no maps."""
 
     def __init__(self):
         super().__init__()
-        self.q, self.kv, self.proj = nn.Linear(DIM, DIM), nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, DIM)
+        self.q_proj, self.k_proj, self.v_proj, self.proj = (nn.Linear(DIM, DIM) for _ in range(4))
 
     def forward(self, query, key, value, need_weights=False):
-        k, v = rearrange(self.kv(key), "b n (p h d) -> p b h n d", h=HEADS, p=2)
-        y = F.scaled_dot_product_attention(rearrange(self.q(query), "b n (h d) -> b h n d", h=HEADS), k, v)
+        tokens = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        y = F.scaled_dot_product_attention(*(rearrange(one, "b n (h d) -> b h n d", h=HEADS) for one in tokens))
         return self.proj(rearrange(y, "b h n d -> b n (h d)")), None
+
+
+class OfTwo(nn.Module):
+    """Keys and values of one projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_q, self.to_kv, self.to_out = nn.Linear(DIM, 32), nn.Linear(DIM, 64), nn.Linear(32, DIM)
+
+    def forward(self, x, context=None):
+        k, v = rearrange(self.to_kv(x if context is None else context), "b n (p h d) -> p b h n d", h=HEADS, p=2)
+        y = F.scaled_dot_product_attention(rearrange(self.to_q(x), "b n (h d) -> b h n d", h=HEADS), k, v)
+        return self.to_out(rearrange(y, "b h n d -> b n (h d)"))
 
 
 class BesideBiases(Timms):
@@ -156,7 +169,7 @@ class Network(nn.Module):
 
 
 PROVEN = {"timm's": Timms, "maps": WithMaps, "rearranged": Rearranged, "heads": HeadsFirst, "keys": KeysFirst}
-PROVEN["biases"] = BesideBiases
+PROVEN |= {"biases": BesideBiases, "two": OfTwo}
 
 
 def somebodys(name):
@@ -197,7 +210,7 @@ def test_numbers_tell_in_what_order_a_projection_gives_its_parts():
         "rearranged": "channels",
         "heads": "heads",
         "keys": "parts",
-    } | {"biases": "parts"}
+    } | {"biases": "parts", "two": "parts"}
     reading = reading_of(somebodys("rearranged").layers[0].attn)
     assert (reading.num_heads, reading.width) == (HEADS, 8)
     assert reading_of(somebodys("keys").layers[0].attn).projections == ("query", "key", "value")
@@ -283,6 +296,34 @@ def test_mlps_and_other_layers_of_two_or_four_projections_are_not_taken_for_it()
             return self.w3(a * F.silu(b) + c)
 
     assert reading_of(Mlp()) is None
+
+
+class CrossAttention(OfTwo):
+    pass
+
+
+def test_what_is_called_cross_attention_stays():
+    class Decoder(Block):
+        def __init__(self, attn, times):
+            super().__init__(attn, times)
+            self.cross = CrossAttention()
+
+        def forward(self, x):
+            return super().forward(x + self.cross(x, x[:, :1]))
+
+    network = somebodys("timm's")
+    network.layers.append(Decoder(Timms(), 1))
+    student = subquad.convert(network, "linear")
+    assert type(student.layers[2].cross) is CrossAttention and type(student.layers[2].attn) is not Timms
+    student(torch.randn(1, 3, 32, 32))
+
+
+def test_arguments_that_nothing_is_made_of_are_not_taken_for_keys():
+    class Ignoring(Timms):
+        def forward(self, x, height, width):
+            return super().forward(x)
+
+    assert reading_of(Ignoring()) is None
 
 
 def test_scores_of_another_scale_are_said_with_what_to_do():

@@ -21,6 +21,7 @@ from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.families.proven_attention import ProvenAttention
+from subquad.conversion.families.proven_reducing import stands_for_reducing
 from subquad.conversion.families.readings import reading_of
 from subquad.errors import SubquadError, shown
 from subquad.inference.foreign_halves import InFewSteps
@@ -95,7 +96,7 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
         if "forward" in vars(cls) and InFewSteps not in cls.__bases__:
             break
     # of no known name: what it computes may tell
-    return ProvenAttention if reading_of(layer) is not None else None
+    return ProvenAttention if reading_of(layer) is not None else stands_for_reducing(layer)
 
 
 def standing_for(name: str) -> type[ConvertedAttention] | None:

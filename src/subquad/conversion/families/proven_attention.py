@@ -24,6 +24,11 @@ class ProvenAttention(ConvertedAttention):
         parameters = inspect.signature(original.forward).parameters.values()
         self.usual = {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
 
+    @classmethod
+    def is_self_attention(cls, original: nn.Module, block: nn.Module, path: str) -> bool:
+        # which computes the same where it is handed the same tokens twice
+        return "cross" not in f"{path} {type(original).__name__}".lower()
+
     def check(self, original: nn.Module) -> None:
         refuse_own_scale(read(original).scale, read(original).width)
 

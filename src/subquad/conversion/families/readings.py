@@ -2,24 +2,22 @@
 
 Layers of one layer to queries, keys and values, or of two or three, and one behind them, are written anew in every
 repository, under other names. What they answer is held against softmax attention, reading by reading: in which order a
-projection gives its parts, in how many heads, with which norms and which scale. A twin is asked, that has the layer's
-class and attributes, and random weights: of those that are trained several readings may give the same.
+projection gives its parts, in how many heads, with which norms and which scale. A twin is asked: `twins.py`.
 
 Letters: b batch, n tokens, c channels, h heads, d channels of a head, m = h·d.
 """
 
-import copy
 import inspect
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from math import isclose, sqrt
+from math import isclose
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+
+from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, random_tokens, twin_of
 
 ORDERS = "parts", "heads", "channels"
 """What the rows of a projection to several parts are, from outside: (p, h, d), (h, p, d) or (h, d, p)."""
@@ -28,11 +26,6 @@ BIASES = "q_bias", "k_bias", "v_bias"
 """Parameters (m) that VideoMAE's layers, and others of that school, add to a projection's rows themselves."""
 
 MOST_HEADS = 64
-TOLERANCE = 1e-4
-"""Of the largest number of an answer: both are computed in fp32."""
-
-OF_LIBRARIES = frozenset({"diffusers", "subquad", "timm", "torch", "torchvision", "transformers"})
-"""Whose layers have rows of their own: what stands around them is known, and why others are refused."""
 
 
 @dataclass(frozen=True)
@@ -105,32 +98,7 @@ def reading_of(layer: nn.Module) -> Reading | None:
     """How a layer computes softmax attention of one map's tokens with each other; None where it does not, or not so."""
     if type(layer).__module__.partition(".")[0] in OF_LIBRARIES or _parts_of(layer) is None:
         return None
-    kind = _kind_of(layer)
-    known: Any = _BY_LAYER if kind is None else _BY_KIND
-    key: Any = layer if kind is None else kind
-    if key not in known:
-        if len(_BY_KIND) > MOST_KINDS:
-            _BY_KIND.clear()
-        known[key] = _read(layer)
-    reading: Reading | None = known[key]
-    return reading
-
-
-MOST_KINDS = 256
-_BY_KIND: dict[Hashable, Reading | None] = {}
-_BY_LAYER: WeakKeyDictionary[nn.Module, Reading | None] = WeakKeyDictionary()
-
-
-def _kind_of(layer: nn.Module) -> Hashable | None:
-    """What layers that compute alike have in common; None where a layer has attributes that can't be compared."""
-    own = {name: value for name, value in vars(layer).items() if name not in _OF_MODULES}
-    if not all(isinstance(value, int | float | str | None) for value in own.values()):
-        return None
-    parts = tuple((name, type(part), repr(part)) for name, part in layer.named_modules() if name)
-    return type(layer), tuple(sorted(own.items(), key=lambda item: item[0])), parts
-
-
-_OF_MODULES = frozenset(vars(nn.Module()))
+    return _readings_found(layer)
 
 
 def linear_of(part: nn.Module | None) -> nn.Linear | None:
@@ -201,75 +169,52 @@ class _Answered:
     beside: tuple[bool, ...] | None
 
 
-@torch.no_grad()
 def _read(layer: nn.Module) -> Reading | None:
     """The reading by which a layer's twin computes, if there is one."""
-    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-        torch.default_generator.manual_seed(0)
-        twin = _twin_of(layer)
-        parts = _parts_of(twin)
-        if parts is None:
-            return None
-        # of two numbers of tokens and images: what holds of one may be luck, or a mask of its own
-        asked = [one for shape in ((2, 11), (3, 6)) if (one := _ask(twin, parts, shape)) is not None]
-        if len(asked) < 2 or asked[0].beside != asked[1].beside:
-            return None
-        readings = _readings(twin, parts, asked[0])
-        return next((one for one in readings if all(_computes(one, twin, each) for each in asked)), None)
+    twin = twin_of(layer)
+    parts = _parts_of(twin)
+    if parts is None:
+        return None
+    # of two numbers of tokens and images: what holds of one may be luck, or a mask of its own
+    asked = [one for shape in ((2, 11), (3, 6)) if (one := _ask(twin, parts, shape)) is not None]
+    if len(asked) < 2 or asked[0].beside != asked[1].beside:
+        return None
+    readings = _readings(twin, parts, asked[0])
+    return next((one for one in readings if all(_computes(one, twin, each) for each in asked)), None)
 
 
-def _twin_of(layer: nn.Module) -> Any:
-    """A layer of the same class and attributes in evaluation, with random weights and nobody who listens."""
-    twin = copy.copy(layer)
-    twin._modules = {name: _fresh(part) for name, part in layer.named_children()}
-    twin._parameters = {name: None if one is None else _random(one) for name, one in layer._parameters.items()}
-    twin.__dict__.update({name: OrderedDict() for name in _OF_MODULES if name.endswith("_hooks")})
-    return twin.eval()
-
-
-def _fresh(part: nn.Module) -> nn.Module:
-    """A part with random weights, in fp32 on the CPU."""
-    if type(part) is nn.Sequential:
-        return nn.Sequential(*map(_fresh, part))
-    if type(part) is nn.Linear:
-        linear = nn.Linear(part.in_features, part.out_features, part.bias is not None, "cpu", torch.float32)
-        # scores as different from each other as those of trained layers
-        nn.init.normal_(linear.weight, std=1.5 / sqrt(part.in_features))
-        return linear
-    fresh = copy.deepcopy(
-        part,
-        {
-            id(one): nn.Parameter(torch.rand(one.shape, device="cpu", dtype=torch.float32) + 0.5)
-            for one in part.parameters()
-        },
-    )
-    for module in fresh.modules():
-        module.__dict__.update({name: OrderedDict() for name in _OF_MODULES if name.endswith("_hooks")})
-    return fresh
-
-
-def _random(like: Tensor) -> nn.Parameter:
-    return nn.Parameter(torch.rand(like.shape, device="cpu", dtype=torch.float32) + 0.5)
+_readings_found = Remembered(_read)
 
 
 def _ask(twin: Any, parts: _Parts, shape: tuple[int, int]) -> _Answered | None:
     """What a twin answers to random tokens; None where it wants more than tokens, or answers with other things."""
-    x = torch.randn(*shape, parts.tokens_width, device="cpu", dtype=torch.float32)
+    x = random_tokens(*shape, parts.tokens_width)
     needed = [
         one
         for one in inspect.signature(twin.forward).parameters.values()
         if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]
     try:
-        y = twin(*[x] * max(len(needed), 1))
+        (y, *beside), *others = (
+            answer if isinstance(answer, tuple | list) else (answer,)
+            for answer in (twin(*inputs) for inputs in _inputs(x, len(needed)))
+        )
     except Exception:
         # that is somebody's code, which may say so in any way
         return None
-    y, *beside = y if isinstance(y, tuple | list) else (y,)
-    is_tuple = isinstance(y, Tensor) and bool(beside)
     if not isinstance(y, Tensor) or y.shape[:2] != x.shape[:2] or y.dim() != 3 or len(needed) > 3:
         return None
-    return _Answered(x, y, max(len(needed), 1), tuple(one is not None for one in beside) if is_tuple else None)
+    # arguments that nothing is made of are none of keys and values, but heights and widths, say
+    if any(torch.equal(y, other) for other, *_ in others):
+        return None
+    return _Answered(x, y, max(len(needed), 1), tuple(one is not None for one in beside) if beside else None)
+
+
+def _inputs(x: Tensor, count: int) -> Iterator[list[Tensor]]:
+    """What a layer that needs so many is called with: the same tokens, and others in the place of one but the first."""
+    yield [x] * max(count, 1)
+    for place in range(1, count):
+        yield [2 * x if one == place else x for one in range(count)]
 
 
 def _readings(twin: nn.Module, parts: _Parts, asked: _Answered) -> Iterator[Reading]:
@@ -324,4 +269,4 @@ def _computes(reading: Reading, twin: Any, asked: _Answered) -> bool:
     q, k, v = reading.heads_of([getattr(twin, name)(x) for name in reading.projections], twin)
     y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
     y = getattr(twin, reading.proj)(y if reading.norm_behind is None else getattr(twin, reading.norm_behind)(y))
-    return y.shape == asked.y.shape and bool((y - asked.y).abs().max() <= TOLERANCE * asked.y.abs().max())
+    return are_equal(y, asked.y)

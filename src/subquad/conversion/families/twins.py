@@ -1,0 +1,101 @@
+"""Twins of foreign layers, which answer random tokens, so that numbers tell what such a layer computes.
+
+A twin has its layer's class and attributes, and random weights: of those that are trained several formulas may give the
+same, and a layer's own hooks, generators and device are nobody's business here.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from math import prod, sqrt
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+Found = TypeVar("Found")
+
+OF_LIBRARIES = frozenset({"diffusers", "subquad", "timm", "torch", "torchvision", "transformers"})
+"""Whose layers have rows of their own: what stands around them is known, and why others are refused."""
+
+MOST_KINDS = 256
+TOLERANCE = 1e-4
+"""Of the largest number of an answer: both are computed in fp32."""
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+class Remembered(Generic[Found]):
+    """Finds out something of layers, once of all that compute alike.
+
+    Args:
+        find: gives it of a layer, without looking at its weights; None where there is nothing.
+    """
+
+    def __init__(self, find: Callable[[nn.Module], Found | None]) -> None:
+        self.find = find
+        self._by_kind: dict[Hashable, Found | None] = {}
+        self._by_layer: WeakKeyDictionary[nn.Module, Found | None] = WeakKeyDictionary()
+
+    def __call__(self, layer: nn.Module) -> Found | None:
+        """What is found of a layer."""
+        kind = _kind_of(layer)
+        known: Any = self._by_layer if kind is None else self._by_kind
+        key: Any = layer if kind is None else kind
+        if key not in known:
+            if len(self._by_kind) > MOST_KINDS:
+                self._by_kind.clear()
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+                torch.default_generator.manual_seed(0)
+                known[key] = self.find(layer)
+        found: Found | None = known[key]
+        return found
+
+
+def _kind_of(layer: nn.Module) -> Hashable | None:
+    """What layers that compute alike have in common; None where a layer has attributes that can't be compared."""
+    own = {name: value for name, value in vars(layer).items() if name not in _OF_MODULES}
+    if not all(isinstance(value, int | float | str | None) for value in own.values()):
+        return None
+    parts = tuple((name, type(part), repr(part)) for name, part in layer.named_modules() if name)
+    biases = tuple((name, None if one is None else one.shape) for name, one in layer._parameters.items())
+    return type(layer), tuple(sorted(own.items(), key=lambda item: item[0])), parts, biases
+
+
+def twin_of(layer: nn.Module) -> Any:
+    """A layer of the same class and attributes, in evaluation and in fp32 on the CPU."""
+    twin = copy.copy(layer)
+    twin._modules = {name: None if part is None else _fresh(part) for name, part in layer._modules.items()}
+    twin._parameters = {name: None if one is None else _random(one) for name, one in layer._parameters.items()}
+    _listened_to_by_nobody(twin)
+    return twin.eval()
+
+
+def _fresh(part: nn.Module) -> nn.Module:
+    fresh = copy.deepcopy(part, {id(one): _random(one) for one in part.parameters()})
+    for module in fresh.modules():
+        _listened_to_by_nobody(module)
+    return fresh
+
+
+def _listened_to_by_nobody(module: nn.Module) -> None:
+    module.__dict__.update({name: OrderedDict() for name in _OF_MODULES if name.endswith("_hooks")})
+
+
+def _random(like: Tensor) -> nn.Parameter:
+    """Weights by which scores are as different from each other as those of trained layers; factors and biases."""
+    if like.dim() < 2:
+        return nn.Parameter(torch.rand(like.shape, device="cpu", dtype=torch.float32) + 0.5)
+    weights = torch.randn(like.shape, device="cpu", dtype=torch.float32)
+    return nn.Parameter(weights * 1.5 / sqrt(prod(like.shape[1:])))
+
+
+def random_tokens(images: int, tokens: int, channels: int) -> Tensor:
+    """(images, tokens, channels)."""
+    return torch.randn(images, tokens, channels, device="cpu", dtype=torch.float32)
+
+
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two answers are the same but for rounding."""
+    return one.shape == other.shape and bool((one - other).abs().max() <= TOLERANCE * other.abs().max())
