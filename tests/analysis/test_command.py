@@ -13,9 +13,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import subquad
-from subquad import ATTENTION
-from subquad.analysis import attention_weights
-from subquad.analysis.small_maps import looking
+from subquad import ATTENTION, TokenGrid
+from subquad.analysis import LayerAttention, attention_weights
+from subquad.analysis.small_maps import looking, small_map
 from subquad.analysis.study import Study
 from subquad.cli import main
 from subquad.data import InputConfig
@@ -104,6 +104,35 @@ def test_large_maps_are_averaged_and_keep_their_weight():
     assert layers[0].queries == (16, 16) and layers[0].keys == (16, 16)
     for look in layers:
         assert (look.weights * look.scale).sum(1) == pytest.approx(1, abs=0.6)
+
+
+@pytest.mark.parametrize("grid", [(24, 37), (20, 31), (17, 5)])
+def test_weight_counts_alike_wherever_it_lies_on_a_large_map(grid):
+    grid = TokenGrid(*grid)
+    for place in range(0, grid.num_places, 5):
+        weights = torch.zeros(grid.num_places, grid.num_places)
+        weights[:, place] = 1
+        look = small_map(LayerAttention("a", "softmax", weights, grid, grid), weights, 1)
+        shown = (look.weights * look.scale).reshape(-1, *look.keys)
+        assert shown.sum((1, 2)) == pytest.approx(1, abs=0.02)
+        # and stands where the token does
+        row, column = divmod(place, grid.width)
+        rows, columns = shown[0].sum(1), shown[0].sum(0)
+        for line, at, side in ((rows, row, grid.height), (columns, column, grid.width)):
+            middle = (line * (np.arange(len(line)) + 0.5)).sum() / len(line)
+            assert middle == pytest.approx((at + 0.5) / side, abs=0.6 / len(line))
+    even = torch.full((grid.num_places, grid.num_places), 1 / grid.num_places)
+    look = small_map(LayerAttention("a", "softmax", even, grid, grid), even, 1)
+    assert np.ptp(look.weights.astype(int)) <= 1
+
+
+def test_maps_are_of_the_picture_without_the_margin_around_it():
+    model = subquad.create_model("mhla_deit_tiny", depths=(2,), num_classes=3, img_size=64).eval()
+    images = torch.randn(1, 3, 64, 64)
+    look, whole = looking(model, images)[0][0], attention_weights(model, images)[0]
+    assert whole.grid.shape == (6, 6) and look.queries == look.keys == (4, 4)
+    inner = whole.weights.mean((0, 1, 2)).unflatten(0, (6, 6)).unflatten(2, (6, 6))[1:-1, 1:-1, 1:-1, 1:-1]
+    assert np.abs(look.weights * look.scale - inner.flatten(2).flatten(0, 1).numpy()).max() <= look.scale
 
 
 def test_networks_of_timm_stand_beside_ours(runs, tmp_path, capsys):

@@ -220,6 +220,17 @@ def test_similarity_of_maps(columns):
     assert drift(first, first).max() == 0 and drift(torch.eye(4), torch.eye(4).roll(1, 0)) == 1
 
 
+def test_columns_that_hardly_anybody_looks_at_are_compared_as_others():
+    logits = torch.randn(20, 20, dtype=torch.float64)
+    logits[:, 10:] -= 40
+    weights = logits.softmax(-1)
+    assert map_similarity(weights, weights) == pytest.approx(1, abs=1e-9)
+    assert map_similarity(weights, weights * 1e-30) == pytest.approx(1, abs=1e-9)
+    # what is constant but for rounding is like nothing
+    flat = torch.full((20, 20), 1 / 20, dtype=torch.float64) * (1 + 1e-16 * torch.randn(20, 20, dtype=torch.float64))
+    assert map_similarity(flat, flat) == 0
+
+
 def test_similarity_is_of_columns_or_of_rows():
     first, second = torch.eye(2), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     assert map_similarity(first, second, columns=True, centre=False) == pytest.approx(0.5)

@@ -11,7 +11,7 @@ from subquad import ATTENTION, TokenGrid
 from subquad.analysis import ALL_MEASURES, LayerAttention, Removal, measure_network, removing, uniform_weights
 from subquad.analysis.layer_quantities import feature_rank
 from subquad.analysis.small_maps import looking
-from subquad.ops.soft_formula import gaussian_kernel
+from subquad.ops.soft_formula import INVERSES, gaussian_kernel
 
 GRID = TokenGrid(4, 5)
 
@@ -45,6 +45,26 @@ def test_softs_weights_are_held_against_the_kernel_of_its_tokens():
         found = ALL_MEASURES["kernel"].of(layer(share * kernel, "soft", q=q))
         assert_close(found, torch.full((3, 2, 1), error))
     assert ALL_MEASURES["kernel"].of(layer(kernel, "softmax", q=q)) is None
+
+
+@pytest.mark.parametrize("inverse", INVERSES)
+def test_what_newton_leaves_is_of_the_inverse_that_a_layer_has(inverse):
+    module = ATTENTION["soft"](dim=16, num_heads=2, grid=GRID, kv_grid=GRID, inverse=inverse, newton_steps=4, ratio=1)
+    q = torch.randn(3, 2, 20, 8)
+    seen = LayerAttention("a", "soft", torch.zeros(3, 2, 1, 20, 20), GRID, GRID, module, {"q": q})
+    found = ALL_MEASURES["inverse"].of(seen)
+    if inverse in ("cholesky", "pinv"):
+        assert found is None
+        return
+    landmarks, _ = module.landmarks(q, None, GRID)
+    gram, identity = gaussian_kernel(landmarks, landmarks), torch.eye(20)
+    solved = INVERSES[inverse](gram, 4, "steps")(identity)
+    if inverse == "norm":
+        root = gram.sum(-1, keepdim=True).sqrt()
+        solved = root * solved * root.mT
+    whole = gram + (0.01 if inverse == "ridge" else 0) * identity
+    left = torch.linalg.matrix_norm(identity - whole @ solved, ord=2)
+    assert_close(found[..., 0].float(), left, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("measure", ["local", "distance"])

@@ -1,6 +1,8 @@
 """Mechanisms from outside: registered, or installed as a plug-in; what is wrong with one is said in one line."""
 
+import inspect
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 import subquad
 from subquad import ATTENTION, SubquadError, TokenGrid, Traits, register_attention
 from subquad.attention import traits_of
-from subquad.attention.contract import VOCABULARY, check_mechanism
+from subquad.attention.contract import VOCABULARY, check_mechanism, of_another_forward
 from subquad.attention.sweeps import streaming_of
 from subquad.cli import main
 
@@ -139,6 +141,29 @@ def test_streaming_that_gives_something_else_is_said_so(clean):
     model = subquad.create_model("deit_micro", attention="mean", num_classes=3)
     with pytest.raises(SubquadError, match=r"Broken\.streaming is to give a Streaming of .*, got 3"):
         streaming_of(model.blocks[0].attn.inner, TokenGrid(2, 2, 1))
+
+
+@pytest.mark.parametrize("name", [name for name, cls in ATTENTION.items() if hasattr(cls, "streaming")])
+def test_what_is_derived_from_another_says_its_weights_and_its_streaming_itself(name, clean):
+    parent = ATTENTION[name]
+
+    def doubled(self, *tokens, grid, kv_grid):
+        return 2 * parent.forward(self, *tokens, grid=grid, kv_grid=kv_grid)
+
+    doubled.__signature__ = inspect.signature(parent.forward)
+    alone = type("Doubled", (parent,), {"forward": doubled})
+    with nullcontext() if traits_of(parent).no_weights else pytest.raises(SubquadError, match="its weights are: give"):
+        check_mechanism("doubled", alone)
+    register_attention("doubled", type("Doubled", (alone,), {"weights": parent.weights}))
+    model = subquad.create_model("deit_micro", attention="doubled", num_classes=3)
+    inner = model.blocks[0].attn.inner
+    with pytest.raises(SubquadError, match=rf"can't be streamed: its forward is not {parent.__name__}'s, and its"):
+        streaming_of(inner, inner.grid if hasattr(inner, "grid") else TokenGrid(2, 2, 1))
+    # who says it anew vouches for it, and who changes something else need not
+    inner.__class__ = type("Vouched", (type(inner),), {"streaming": parent.streaming})
+    other = type("Other", (parent,), {"extra_repr": lambda self: ""})
+    assert of_another_forward(type(inner), "streaming") is None
+    assert of_another_forward(other, "streaming") is of_another_forward(other, "weights") is None
 
 
 def test_an_installed_plug_in_is_found_and_imported_when_it_is_asked_for(clean, capsys):

@@ -15,7 +15,7 @@ from subquad.large.image_rows import NormalisedRows, TensorRows, open_image
 from subquad.large.kept_bands import MOST_WHOLE, KeptBands
 
 SHAPE = (61, 47, 3)
-ROWS = [(0, 20), (20, 21), (21, 61), (19, 40), (0, 5)]
+ROWS = [(0, 20), (20, 21), (21, 61), (19, 40), (0, 5), (10, 50), (20, 30), (25, 40), (45, 60)]
 
 
 @pytest.fixture

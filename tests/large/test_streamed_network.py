@@ -247,6 +247,22 @@ def test_what_was_broken_off_goes_on_behind_the_last_step(make, steps, step, ima
     assert len(ran) == steps - step and not list(folder.glob("*"))
 
 
+def test_tokens_of_earlier_stages_go_though_it_was_broken_off_before_they_went(image, tmp_path, monkeypatch):
+    model, folder = pyramid(), tmp_path / "tokens"
+
+    def dies(progress, stage):
+        if stage:
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resuming.Progress, "remove_before", dies)
+        with pytest.raises(KilledError):
+            subquad.stream(model, image, tokens_in=folder, most_tokens=20)
+    assert list(folder.glob("tokens-0-*.bin"))
+    subquad.stream(model, image, tokens_in=folder, most_tokens=20)
+    assert not list(folder.glob("*"))
+
+
 def test_tokens_of_a_stage_are_let_go_with_the_next(image, monkeypatch):
     alive = []
 

@@ -21,11 +21,11 @@ from subquad.analysis.soft_kernels import (
     newton_convergence,
     newton_filter,
     nystrom_error,
-    usual_alpha,
 )
 from subquad.analysis.spectra import Ranks, centred, ranks, token_similarity
 from subquad.analysis.study import Study
 from subquad.analysis.survey import USUAL_REMOVALS, Counts, NoQueriesError, count_confusions, count_hits, survey
+from subquad.ops.soft_formula import usual_alpha
 
 __all__ = [
     "ALL_MEASURES",

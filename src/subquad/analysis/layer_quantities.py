@@ -11,7 +11,7 @@ from subquad.analysis.spectra import centred, ranks
 from subquad.attention import PolaAttention, SoftAttention, traits_of
 from subquad.attention.soft import soft_scale
 from subquad.grid import TokenGrid
-from subquad.ops.soft_formula import gaussian_kernel
+from subquad.ops.soft_formula import gaussian_kernel, newton_start
 
 OfLayer = Callable[[LayerAttention], Tensor | None]
 
@@ -99,11 +99,15 @@ def power(layer: LayerAttention) -> Tensor | None:
 
 
 def left_by_newton(layer: LayerAttention) -> Tensor | None:
-    """Give what SOFT's steps leave of the identity."""
+    """Give what SOFT's steps leave of the identity; of those that invert by another way nothing."""
     if not isinstance(layer.module, SoftAttention):
         return None
     landmarks, _ = layer.module.landmarks(layer.inputs["q"], None, layer.grid)
-    steps = newton_convergence(gaussian_kernel(landmarks, landmarks), layer.module.newton_steps)
+    gram = gaussian_kernel(landmarks, landmarks)
+    if (start := newton_start(layer.module.inverse, gram)) is None:
+        return None
+    ridge, alpha = start
+    steps = newton_convergence(gram, layer.module.newton_steps, ridge=ridge, alpha=alpha)
     return steps.identity[..., -1:]
 
 

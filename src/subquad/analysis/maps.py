@@ -23,15 +23,29 @@ def map_similarity(first: Tensor, second: Tensor, *, columns: bool = True, centr
         first: a map.
         second: one of the same shape, as of the next layer.
         columns: compare how a token is used by all queries, else what a query looks at.
-        centre: subtract each column's, or row's, mean first, as correlation does.
+        centre: subtract each column's, or row's, mean first, as correlation does; one that is constant but for
+            rounding is like no other, and counts as 0.
     """
     if first.shape != second.shape:
         shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
         raise SubquadError(f"maps that are compared have one shape: got {shapes}")
     dim = -2 if columns else -1
     if centre:
-        first, second = (one - one.mean(dim, keepdim=True) for one in (first, second))
-    return F.cosine_similarity(first, second, dim=dim).mean(-1)
+        first, second = (_centred(one, dim) for one in (first, second))
+    return (_directions(first, dim) * _directions(second, dim)).sum(dim).mean(-1)
+
+
+def _directions(vectors: Tensor, dim: int) -> Tensor:
+    """Vectors of length 1, however short they were; zeros stay."""
+    largest = vectors.abs().amax(dim, keepdim=True)
+    return F.normalize(vectors / largest.clamp_min(torch.finfo(vectors.dtype).tiny), dim=dim)
+
+
+def _centred(vectors: Tensor, dim: int) -> Tensor:
+    """Vectors less their means; zeros where that leaves nothing but rounding."""
+    left = vectors - vectors.mean(dim, keepdim=True)
+    rounding = 8 * torch.finfo(vectors.dtype).eps * vectors.abs().amax(dim, keepdim=True)
+    return torch.where(left.abs().amax(dim, keepdim=True) <= rounding, 0.0, left)
 
 
 def drift(first: Tensor, second: Tensor) -> Tensor:

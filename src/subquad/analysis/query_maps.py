@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from subquad.analysis.explicit_attention import attention_weights
+from subquad.analysis.margins import on_picture
 from subquad.analysis.probes import LayerAttention, without_weights
 from subquad.data import ImageDataset, placing
 from subquad.errors import SubquadError
@@ -74,7 +75,8 @@ def query_maps(
             pictures = list(zip(seen, names, strict=True))
             queries = [_salient(picture) for picture, _ in pictures]
         batch = torch.stack([images.transform(picture) for picture in stored])  # type: ignore[misc]
-        layers_of.append((label, attention_weights(trained.model, batch.to(trained.device))))
+        seen_by = attention_weights(trained.model, batch.to(trained.device))
+        layers_of.append((label, [on_picture(layer, trained.model) for layer in seen_by]))
     common = _whole_map_layers([layers for _, layers in layers_of], len(pictures))
     if not common:
         if layers_of:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from subquad.analysis.explicit_attention import visit_attention
+from subquad.analysis.margins import on_picture
 from subquad.analysis.probes import LayerAttention
 
 MOST_PLACES = 16
@@ -48,6 +48,7 @@ def looking(model: nn.Module, images: Tensor) -> list[list[Looking]]:
     def visit(layer: LayerAttention) -> None:
         nonlocal number
         number += 1
+        layer = on_picture(layer, model)
         if len(layer.weights) != len(images) or not layer.placed or layer.grid.num_places < 2:
             return
         for image, whole in zip(by_image, layer.weights, strict=True):
@@ -64,9 +65,9 @@ def small_map(layer: LayerAttention, weights: Tensor, number: int) -> Looking:
     rows = torch.cat([weights[grid.prefix :, kv_grid.prefix :], prefix]).float()
     # weight that falls on neighbours adds up, queries that are neighbours are averaged
     keys = _pooled(rows, kv_grid.shape)
-    factor = kv_grid.num_places / keys.shape[-2:].numel()
-    flat = keys.flatten(1) * factor
+    flat = keys.flatten(1)
     queries = _pooled(flat[: grid.num_places].mT, grid.shape)
+    queries = queries * (queries.shape[-2:].numel() / grid.num_places)
     maps = torch.cat([queries.flatten(1).mT, flat[grid.num_places :]])
     scale = max(float(maps.abs().max()), 1e-12) / 127
     steps = (maps / scale).round().to(torch.int8).cpu().numpy()
@@ -75,6 +76,17 @@ def small_map(layer: LayerAttention, weights: Tensor, number: int) -> Looking:
 
 
 def _pooled(rows: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Rows over the places of a map as maps (rows, y, x) of `MOST_PLACES` a side at most."""
-    height, width = (min(side, MOST_PLACES) for side in shape)
-    return F.adaptive_avg_pool2d(rows.unflatten(1, shape)[None], (height, width))[0]
+    """Rows over the places of a map as maps (rows, y, x) of `MOST_PLACES` a side at most, of the same sums.
+
+    What a place has goes to the cells that it lies in, as much to each as of it lies there: so all places count alike.
+    """
+    down, right = (_shares(side).to(rows) for side in shape)
+    return down @ rows.unflatten(1, shape) @ right.mT
+
+
+def _shares(side: int) -> Tensor:
+    """How much of each of so many places lies in each cell, (cells, places)."""
+    cells = min(side, MOST_PLACES)
+    begin, first = torch.arange(cells)[:, None] * side, torch.arange(side)[None] * cells
+    shared = torch.minimum(begin + side, first + cells) - torch.maximum(begin, first)
+    return shared.clamp(min=0) / cells

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from subquad.analysis.spectra import singular_values
 from subquad.errors import SubquadError
-from subquad.ops.soft_formula import gaussian_kernel, newton_inverse, row_sum
+from subquad.ops.soft_formula import gaussian_kernel, newton_inverse
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,12 @@ class Convergence:
     identity: Tensor
 
 
-def newton_convergence(gram: Tensor, steps: int, *, ridge: float = 0.01) -> Convergence:
+def newton_convergence(
+    gram: Tensor, steps: int, *, ridge: float = 0.01, alpha: Tensor | float | None = None
+) -> Convergence:
     """How near Newton's steps come to the inverse of B = A + ridge·I, A (…, m, m), in the precision of A.
 
-    The residual squares in every step: I − BY_k = (I − αB²)^(2^k).
+    The residual squares in every step: I − BY_k = (I − αB²)^(2^k); α is that of `usual_alpha` if left out.
     """
     if steps < 0:
         raise SubquadError(f"there are no {steps} Newton steps")
@@ -35,7 +37,7 @@ def newton_convergence(gram: Tensor, steps: int, *, ridge: float = 0.01) -> Conv
     exact = whole.double()
     relative, far = [], []
     for count in range(steps + 1):
-        left = identity - exact @ newton_inverse(gram, steps=count, ridge=ridge).double()
+        left = identity - exact @ newton_inverse(gram, alpha, steps=count, ridge=ridge).double()
         relative.append((left @ exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1)))
         far.append(singular_values(left)[..., 0])
     return Convergence(torch.stack(relative, -1), torch.stack(far, -1))
@@ -44,11 +46,6 @@ def newton_convergence(gram: Tensor, steps: int, *, ridge: float = 0.01) -> Conv
 def newton_filter(eigenvalues: Tensor, alpha: Tensor | float, steps: int) -> Tensor:
     """What Newton's steps make of an eigenvalue w of B: (1 − (1 − αw²)^(2^steps)) / w, nearly 1/w in the end."""
     return (1 - (1 - alpha * eigenvalues.square()) ** (2**steps)) / eigenvalues
-
-
-def usual_alpha(gram: Tensor) -> Tensor:
-    """Where Newton's steps start by default: 1.8 / (largest row sum of A)², (…, 1, 1)."""
-    return 1.8 / row_sum(gram).square()
 
 
 def nystrom_error(tokens: Tensor, landmarks: Tensor) -> Tensor:

@@ -62,6 +62,12 @@ def _faults(cls: Any) -> Iterator[str]:
             yield f"it has no method {method}"
         elif words and not _takes(function, words):
             yield f"{method} takes (self, {', '.join(words)}, *, grid, kv_grid), got {inspect.signature(function)}"
+    shows_none = getattr(traits_of(cls), "no_weights", "")
+    if not shows_none and (parent := of_another_forward(cls, "weights")) is not None:
+        yield (
+            f"its forward is not {parent}'s, and its weights are: give it weights of its own, or where they are the "
+            f"same write weights = {parent}.weights in the class"
+        )
     for method in ("streaming", "differs_on"):
         function = getattr(cls, method, None)
         if function is not None and not (callable(function) and _takes_one(function)):
@@ -74,6 +80,18 @@ def _faults(cls: Any) -> Iterator[str]:
     for host, settings in traits.in_hosts.items():
         if unknown := [key for key in settings if key not in inspect.signature(cls).parameters]:
             yield f"traits set {', '.join(unknown)} in {host}, which __init__ does not take"
+
+
+def of_another_forward(cls: type, method: str) -> str | None:
+    """The name of the class that a mechanism has this method from, where it has its forward from a later one.
+
+    What such a method says is of another formula, as far as anybody knows; a class that says it anew vouches for it.
+    """
+    line = [one for one in cls.__mro__ if {method, "forward"} & vars(one).keys()]
+    first = line[0] if line else cls
+    if "forward" not in vars(first) or method in vars(first):
+        return None
+    return next((one.__name__ for one in line if method in vars(one)), None)
 
 
 def _takes(function: Any, words: tuple[str, ...]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.attention.contract import of_another_forward
 from subquad.attention.traits import traits_of
 from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
@@ -91,6 +92,13 @@ def streaming_of(mechanism: Any, grid: TokenGrid) -> Streaming:
         name = traits.label or type(mechanism).__name__
         reason = traits.no_streaming or "it has no method `streaming` (docs/adding-a-mechanism.md)"
         raise SubquadError(f"{name} attention can't be streamed: {reason}")
+    if (parent := of_another_forward(type(mechanism), "streaming")) is not None:
+        name = type(mechanism).__name__
+        raise SubquadError(
+            f"{name} attention can't be streamed: its forward is not {parent}'s, and its streaming is; give it one of "
+            f"its own, or where it computes the same write streaming = {parent}.streaming in {name} "
+            "(docs/adding-a-mechanism.md)"
+        )
     streaming = make(grid)
     if not isinstance(streaming, Streaming):
         raise SubquadError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from subquad.analysis.explicit_attention import visit_attention
+from subquad.analysis.margins import on_picture
 from subquad.analysis.probes import LayerAttention, without_weights
 from subquad.analysis.small_maps import Looking, small_map
 from subquad.conversion.aligning import relative_error
@@ -100,6 +101,7 @@ def _looks(model: nn.Module, image: Tensor, numbers: Sequence[int]) -> list[Look
     def visit(layer: LayerAttention) -> None:
         # what is called once for each window has no map of the image
         if layer.name in names and len(layer.weights) == 1 and min(layer.grid.height, layer.kv_grid.height) > 1:
+            layer = on_picture(layer, model)
             looks.append(small_map(layer, layer.weights[0].mean((0, 1)), names[layer.name]))
 
     visit_attention(model, image, visit)

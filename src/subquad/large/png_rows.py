@@ -51,15 +51,16 @@ class PngRows:
         if first < start:
             self._restart()
             start, kept = self.kept
-        parts = [kept[first - start : behind - start]]
+        parts = [kept[first - start :]]
         while self.next_row < behind:
             begin = self.next_row
             strip = self._strip(min(behind - begin, max(1, 2**26 // self.row_bytes)))
             if begin + len(strip) > first:
                 parts.append(strip[max(0, first - begin) :])
+        # all up to the next row of the stream, though fewer are asked for: these may be asked for next
         rows = np.concatenate(parts)
         self.kept = first, rows
-        return rows
+        return rows[: behind - first]
 
     def _strip(self, count: int) -> NDArray[Any]:
         """Decode the next rows, (y, x, 3)."""

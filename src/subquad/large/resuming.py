@@ -65,14 +65,19 @@ class Progress:
         self.done, self.stage, self.current = done, stage, self.stores[stage].current
         written = {"done": done, "current": self.current, "stage": stage}
         write_json(self.folder / RECORD, self.about | written)
-        for before in [number for number in self.stores if number < stage]:
-            self.stores.pop(before).remove()
+        self.remove_before(stage)
+
+    def remove_before(self, stage: int) -> None:
+        """Remove the tokens of earlier stages, also those that a process left which was killed before it did so."""
+        for number in range(stage):
+            self.stores.pop(number, None)
+            for path in token_paths(self.folder, number):
+                path.unlink(missing_ok=True)
 
     def finished(self) -> None:
         """Remove record and tokens."""
         (self.folder / RECORD).unlink(missing_ok=True)
-        for store in self.stores.values():
-            store.remove()
+        self.remove_before(len(self.sizes))
 
 
 @contextmanager
@@ -100,6 +105,7 @@ def tokens_in_folder(
                 f"remove {RECORD} in it"
             )
         progress = Progress(folder, about, sizes, dtype, record)
+        progress.remove_before(progress.stage)
         try:
             yield progress
         except BaseException:

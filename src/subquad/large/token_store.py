@@ -151,8 +151,3 @@ class TokensInFiles:
         except OSError as error:
             raise SubquadError(f"{path} can't be written: {error.strerror or error}") from None
         self.current = 1 - self.current
-
-    def remove(self) -> None:
-        """Remove the files."""
-        for path in self.paths:
-            path.unlink(missing_ok=True)

@@ -160,7 +160,7 @@ def newton_inverse(
         alpha = alpha.expand(*gram.shape[:-2], 1, 1)
     INVERSE_SHAPES.check(gram, alpha)
     if alpha is None:
-        alpha = START / row_sum(gram).square()
+        alpha = usual_alpha(gram)
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     if gradient == "inverse":
         inverse = _iterate((gram + ridge * identity).detach(), alpha.detach(), identity, steps)
@@ -190,6 +190,11 @@ def row_sum(gram: Tensor) -> Tensor:
     return gram.sum(dim=-1).amax(dim=-1)[..., None, None]
 
 
+def usual_alpha(gram: Tensor) -> Tensor:
+    """Where Newton's steps start by default: 1.8 / (largest row sum of A)², (..., 1, 1)."""
+    return START / row_sum(gram).square()
+
+
 def halved_alpha(gram: Tensor, *, most: int = 10) -> Tensor:
     """The start α of the networks without ridge, for each matrix: 2/n₁², halved until ‖I − αA²‖₁ ≤ 1.01.
 
@@ -207,20 +212,34 @@ def halved_alpha(gram: Tensor, *, most: int = 10) -> Tensor:
     return torch.where(too_large[..., None] == 0, 0.9 * alpha, alpha)
 
 
+def newton_start(inverse: str, gram: Tensor) -> tuple[float, Tensor] | None:
+    """What one of `INVERSES` adds to the diagonal of A, and α, where its steps start; None where it makes no steps."""
+    if inverse == "ridge":
+        return RIDGE, usual_alpha(gram)
+    return (0.0, halved_alpha(gram)) if inverse in ("norm", "plain") else None
+
+
 def _ridge(gram: Tensor, steps: int, gradient: str) -> Solve:
-    inverse = newton_inverse(gram, steps=steps, gradient=gradient)
+    inverse = _by_newton("ridge", gram, steps, gradient)
     return lambda x: inverse @ x
 
 
 def _plain(gram: Tensor, steps: int, gradient: str) -> Solve:
-    inverse = newton_inverse(gram, halved_alpha(gram), steps=steps, ridge=0, gradient=gradient)
+    inverse = _by_newton("plain", gram, steps, gradient)
     return lambda x: inverse @ x
 
 
 def _norm(gram: Tensor, steps: int, gradient: str) -> Solve:
-    inverse = newton_inverse(gram, halved_alpha(gram), steps=steps, ridge=0, gradient=gradient)
+    inverse = _by_newton("norm", gram, steps, gradient)
     root = gram.sum(dim=-1, keepdim=True).rsqrt()
     return lambda x: root * (inverse @ (root * x))
+
+
+def _by_newton(name: str, gram: Tensor, steps: int, gradient: str) -> Tensor:
+    start = newton_start(name, gram)
+    assert start is not None
+    ridge, alpha = start
+    return newton_inverse(gram, alpha, steps=steps, ridge=ridge, gradient=gradient)
 
 
 def _cholesky(gram: Tensor, steps: int, gradient: str) -> Solve:
