@@ -226,7 +226,8 @@ def test_what_is_of_another_dtype_or_has_no_weights_yet_is_read_as_well(dtype):
 
 
 def test_nobody_who_listens_hears_of_it_and_no_random_number_is_drawn():
-    layer, heard = WithMaps(), []
+    # of a kind that was not read before
+    layer, heard = WithMaps(60, 3), []
     for part in layer.modules():
         part.register_forward_hook(lambda *_: heard.append(1))
     before = torch.random.get_rng_state()
@@ -258,6 +259,17 @@ class BiasedAttention(Timms):
         return super().forward(x)
 
 
+class MaskedAttention(Timms):
+    """What a buffer holds may matter only for more tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(1, 1, 64, 64))
+
+    def forward(self, x):
+        return super().forward(x)
+
+
 class OfSequencesAttention(Timms):
     """(n, b, c)."""
 
@@ -277,7 +289,16 @@ class GatedAttention(Timms):
 
 
 @pytest.mark.parametrize(
-    "layer", [CausalAttention, LinearAttention, BiasedAttention, OfSequencesAttention, OfMapsAttention, GatedAttention]
+    "layer",
+    [
+        CausalAttention,
+        LinearAttention,
+        BiasedAttention,
+        MaskedAttention,
+        OfSequencesAttention,
+        OfMapsAttention,
+        GatedAttention,
+    ],
 )
 def test_what_computes_something_else_is_not_taken_for_it(layer):
     assert reading_of(layer()) is None
