@@ -87,15 +87,22 @@ class SceneDataset(PictureDataset):
         """Read all maps of labels, and of images where they say how large these are.
 
         Raises:
-            DataError: the first that does not fit.
+            DataError: the first that does not fit, or none has a pixel with a class.
         """
+        seen, has_classes = 0, False
         for index, (image, _) in enumerate(self.pairs):
             try:
                 size = size_in_header(image)
             except BrokenImageError:
                 # left out and counted when it is decoded
                 continue
-            self.labels(index, size)
+            seen, has_classes = seen + 1, bool((self.labels(index, size) != VOID).any()) or has_classes
+        if seen and not has_classes:
+            nothing = f"0 or {VOID}" if self.first_label else VOID
+            raise DataError(
+                f"none of {seen} maps of labels of {self.name} has a pixel with a class: all are {nothing}, which is "
+                f"nothing, as {self.pairs[0][1]}"
+            )
 
     def counted_from_zero(self, most: int = 500) -> str | None:
         """A line where labels seem to count from 0, by at most so many maps; None where they don't.
