@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -54,6 +55,38 @@ FAST = [
 
 def run(*arguments):
     return main([str(one) for one in arguments])
+
+
+def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, capsys):
+    """Of a class that nobody knows: it is handed over, and the folder is opened with it."""
+    from test_proven import somebodys
+
+    images = tmp_path / "photos"
+    images.mkdir()
+    for number in range(12):
+        Image.fromarray(worlds.picture(np.random.default_rng(number), 40, 40, [])).save(images / f"{number}.png")
+    teacher, folder = somebodys("maps"), tmp_path / "mine"
+    plan = Plan("my network", str(images), attention="linear", align_updates=4, distil_updates=4, batch_size=4)
+    with pytest.raises(subquad.SubquadError, match=r"say how the network takes images: config="):
+        convert_run(plan, folder, teacher=teacher)
+    with pytest.raises(subquad.SubquadError, match=r"teacher is to be a network, got 'mine'"):
+        convert_run(plan, folder, teacher="mine")
+    config = InputConfig((32, 32))
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion_run, "distil", lambda *arguments, **named: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            convert_run(plan, folder, teacher=teacher, config=config, max_judged=8)
+    with pytest.raises(subquad.SubquadError, match="unfinished work on other weights than my network"):
+        convert_run(plan, folder, teacher=somebodys("biases"), config=config, max_judged=8)
+    made = convert_run(plan, folder, teacher=teacher, config=config, max_judged=8)
+    again, x = load_converted(folder / "delta.safetensors", teacher), torch.randn(2, 3, 48, 32)
+    assert torch.equal(again(x), made.student(x)) and "aligned" in made.steps
+    with pytest.raises(subquad.SubquadError, match=r"of my network, which can't be opened: .*load_converted"):
+        subquad.open_trained(folder)
+    assert run("report", folder, "--output", tmp_path / "page.html") == 0
+    assert "my network" in (tmp_path / "page.html").read_text()
+    assert run("upload", folder, f"local-dir:{tmp_path / 'hub'}") == 2
+    assert "handed over in Python, which nobody else could make" in capsys.readouterr().err
 
 
 def test_a_run_is_converted_judged_and_kept(trained, tmp_path, capsys):

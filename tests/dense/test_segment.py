@@ -131,7 +131,7 @@ def test_what_can_not_be_judged_or_learnt_is_said_before_an_epoch(recipe, tmp_pa
         train(own.replace(num_classes=3), tmp_path / "run")
     for path in (data / "annotations/validation").iterdir():
         Image.fromarray(np.zeros((40, 56), np.uint8)).save(path)
-    with pytest.raises(SubquadError, match=r"none of 2 maps of labels of .* has a pixel with a class: all are 0 or 255"):
+    with pytest.raises(SubquadError, match=r"none of 2 maps of labels of .* has a pixel with a class: .* 0 or 255"):
         train(own.replace(num_classes=3), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -48,11 +48,12 @@ from subquad.conversion.replacing import conversion_of, convert
 from subquad.conversion.untrained_rows import judge_untrained, untrained_students
 from subquad.data import InputConfig
 from subquad.data.dataset import PictureDataset
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.holding import holding
 from subquad.instructions import slow_in_bf16
+from subquad.ranges import height_and_width
 from subquad.runs import open_trained
-from subquad.tasks import Trained
+from subquad.tasks import ImageNetwork, Trained
 from subquad.text import columns, counted
 from subquad.writing import json_text, write_json
 
@@ -107,6 +108,8 @@ def convert_run(
     plan: Plan,
     output: Path | str,
     *,
+    teacher: nn.Module | None = None,
+    config: InputConfig | None = None,
     epochs: float | None = None,
     command: str = "",
     log: Log = lambda line: None,
@@ -117,6 +120,10 @@ def convert_run(
     Args:
         plan: how.
         output: the folder; one that holds the same plan's unfinished work is gone on with.
+        teacher: the network itself, where nothing that `open_trained` takes makes it, as one of your own classes; it is
+            put into evaluation, and `plan.source` is what it is called. Whoever opens the folder has to have it:
+            `load_converted(folder / "delta.safetensors", teacher)`.
+        config: how that takes images; ImageNet's mean and std at the plan's `img_size` if left out.
         epochs: in place of the plan's updates, those in which its images are seen so many times, by both fits together.
         command: that is kept in the record.
         log: gets a line for each step.
@@ -131,14 +138,15 @@ def convert_run(
     with holding(folder):
         check_unfinished(folder, REPORT)
         opened = None
+        given = None if teacher is None else _own_network(teacher, plan, config)
         if epochs is not None:
             # how many images there are is known when they are open
-            opened = open_plan(plan)
+            opened = open_plan(plan, given)
             plan = plan.lasting_epochs(epochs, len(opened.pictures))
             both = f"{plan.align_updates} updates of alignment, {plan.distil_updates} of distillation"
             log(f"{epochs:g} epochs are {both}")
         check_folder(folder, plan)
-        return _Run(plan, folder, judged, log, opened or open_plan(plan)).converted(command)
+        return _Run(plan, folder, judged, log, opened or open_plan(plan, given)).converted(command)
 
 
 def is_kept(folder: Path, plan: Plan, *, by_epochs: bool = False) -> bool:
@@ -176,13 +184,13 @@ class OpenedPlan:
     drawn: dict[int, Drawn]
 
 
-def open_plan(plan: Plan) -> OpenedPlan:
-    """The trained teacher and the images of a plan.
+def open_plan(plan: Plan, teacher: Trained | None = None) -> OpenedPlan:
+    """The trained teacher and the images of a plan; `teacher` where there is one already.
 
     Raises:
         SubquadError: one of them can't be opened.
     """
-    opened = open_trained(plan.source, img_size=plan.img_size)
+    opened = open_trained(plan.source, img_size=plan.img_size) if teacher is None else teacher
     if getattr(opened.model, "takes_lists", False):
         raise SubquadError(
             f"{plan.source} is of `subquad {opened.task}`, whose networks are not fitted here, as they give lists of "
@@ -198,6 +206,18 @@ def open_plan(plan: Plan) -> OpenedPlan:
     transform = views(config, scale=(plan.scale, 1.0), crop_padding=plan.crop_padding)
     drawn = {seed: Drawn(pictures, transform, batch_size=plan.batch_size, seed=plan.seed + seed) for seed in range(2)}
     return OpenedPlan(opened, config, pictures, drawn)
+
+
+def _own_network(teacher: Any, plan: Plan, config: InputConfig | None) -> Trained:
+    """A network that a caller holds, as one that was opened: nothing says its classes, its data or how it is made."""
+    if not isinstance(teacher, nn.Module):
+        raise SubquadError(f"teacher is to be a network, got {shown(teacher)}; what is to be opened is plan.source")
+    if config is None and plan.img_size is None:
+        raise SubquadError("say how the network takes images: config=subquad.data.InputConfig(…), or plan.img_size")
+    if config is None:
+        config = InputConfig(height_and_width(plan.img_size or 0))
+    device = next((one.device for one in teacher.parameters()), torch.device("cpu"))
+    return ImageNetwork("classify", teacher.eval(), (), None, None, device, config)
 
 
 def names_of(pictures: PictureDataset) -> str:

@@ -58,7 +58,10 @@ def _beside_teacher(folder: Path, file: Path, task: str | None, device: torch.de
         whole = folder / STUDENT
         if whole.is_file() and MADE in read_note(whole):
             return _alone(whole, task, device)
-        raise SubquadError(f"{folder} is a conversion of {plan['source']}, which can't be opened: {error}") from None
+        raise SubquadError(
+            f"{folder} is a conversion of {plan['source']}, which can't be opened: {error}; of a network that you "
+            f"hold, subquad.load_converted('{file}', teacher) makes the student"
+        ) from None
     return replace(opened, model=load_converted(file, opened.model, in_place=True).eval())
 
 
@@ -83,7 +86,8 @@ def for_hub(folder: Path) -> tuple[Path, str]:
     record, file = read_record(folder), folder / STUDENT
     if MADE not in read_note(file):
         raise SubquadError(
-            f"{file} does not say how its teacher is made, as versions before did not: convert the network again"
+            f"{file} does not say how its teacher is made: it is of a network that was handed over in Python, which "
+            "nobody else could make, or of a version before, which did not say: convert the network again then"
         )
     return file, model_card(record)
 
