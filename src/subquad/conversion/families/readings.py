@@ -9,7 +9,7 @@ Letters: b batch, n tokens, c channels, h heads, d channels of a head, m = h·d.
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from math import isclose
 from typing import Any
@@ -161,12 +161,17 @@ def _ways(linear: Mapping[str, nn.Linear]) -> Iterator[tuple[tuple[str, ...], st
 
 @dataclass(frozen=True)
 class _Answered:
-    """What a twin was asked, and what it answered: tokens (b, n, c) to others, and what stood beside these."""
+    """What a twin was asked, and what it answered: tokens (b, n, c) to others, and what stood beside these.
+
+    Attributes:
+        projected: what the twin's projections give of the tokens, by their names and that of a norm in front.
+    """
 
     x: Tensor
     y: Tensor
     num_inputs: int
     beside: tuple[bool, ...] | None
+    projected: dict[tuple[str, str | None], Tensor] = field(default_factory=dict)
 
 
 def _read(layer: nn.Module) -> Reading | None:
@@ -265,8 +270,11 @@ def _with_norms(reading: Reading, parts: _Parts, layer: nn.Module) -> Iterator[R
 
 def _computes(reading: Reading, twin: Any, asked: _Answered) -> bool:
     """Whether that is what a twin answered."""
-    x = asked.x if reading.norm is None else getattr(twin, reading.norm)(asked.x)
-    q, k, v = reading.heads_of([getattr(twin, name)(x) for name in reading.projections], twin)
+    for name in reading.projections:
+        if (name, reading.norm) not in asked.projected:
+            x = asked.x if reading.norm is None else getattr(twin, reading.norm)(asked.x)
+            asked.projected[name, reading.norm] = getattr(twin, name)(x)
+    q, k, v = reading.heads_of([asked.projected[name, reading.norm] for name in reading.projections], twin)
     y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
     y = getattr(twin, reading.proj)(y if reading.norm_behind is None else getattr(twin, reading.norm_behind)(y))
     return are_equal(y, asked.y)
