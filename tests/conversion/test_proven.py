@@ -148,9 +148,9 @@ class Block(nn.Module):
 class Network(nn.Module):
     """Somebody's, with a class token and positions that are resampled; says nothing of its size."""
 
-    def __init__(self, layer, times=1):
+    def __init__(self, layer, times=1, embed=None):
         super().__init__()
-        self.to_patches = nn.Conv2d(3, DIM, 8, 8)
+        self.to_patches = nn.Conv2d(3, DIM, 8, 8) if embed is None else embed
         self.cls_token, self.pos_embed = nn.Parameter(torch.randn(1, 1, DIM)), nn.Parameter(torch.randn(1, 17, DIM))
         self.layers = nn.ModuleList(Block(layer(), times) for _ in range(2))
         self.norm = nn.LayerNorm(DIM)
@@ -200,6 +200,46 @@ def test_every_kind_takes_mechanisms_that_read_maps_and_is_copied_and_learns(nam
         assert torch.equal(again(images), answers)
     student.train()(images).sum().backward()
     assert all(one.grad is not None for layer in student.layers for one in layer.attn.parameters())
+
+
+STEMS = {
+    "overlapping": lambda: nn.Conv2d(3, DIM, 8, 6),
+    "convolutions": lambda: nn.Sequential(
+        *(part for i in (3, 16, 32) for part in (nn.Conv2d(i, max(16, 2 * (i - i % 2)), 3, 2, 1), nn.ReLU())),
+        nn.Conv2d(64, DIM, 1),
+    ),
+    "hybrid": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 7, 2, 3), nn.BatchNorm2d(16), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, DIM, 3, 2, 1), nn.GELU()
+    ),
+    "pooled": lambda: nn.Sequential(nn.Conv2d(3, DIM, 3, 1, 1), nn.AvgPool2d(8, 7)),
+}
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_tokens_may_come_from_the_map_of_any_convolution(stem):
+    torch.manual_seed(0)
+    teacher = Network(Timms, embed=STEMS[stem]()).eval()
+    student = subquad.convert(copy.deepcopy(teacher), "softmax", img_size=32)
+    for size in ((32, 32), (50, 27)):
+        images = torch.randn(2, 3, *size)
+        torch.testing.assert_close(student(images), teacher(images), rtol=1e-4, atol=1e-4)
+    linear = subquad.convert(teacher, "agent", img_size=32)
+    assert torch.equal(pickle.loads(pickle.dumps(linear))(images), linear(images))
+    with pytest.raises(SubquadError, match="does not say which images it is made for: give img_size"):
+        subquad.convert(teacher, "agent")
+
+
+def test_tokens_that_come_from_no_map_are_refused():
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(3 * 64, DIM)
+
+        def forward(self, x):
+            return self.proj(F.unfold(x, 8, stride=8).mT).mT.unflatten(2, (x.shape[2] // 8, x.shape[3] // 8))
+
+    with pytest.raises(SubquadError, match="no patch embedding, a convolution whose stride is its kernel's size"):
+        subquad.convert(Network(Timms, embed=Cut()), "agent", img_size=32)
 
 
 def test_numbers_tell_in_what_order_a_projection_gives_its_parts():

@@ -63,6 +63,8 @@ class ConvertedAttention(nn.Module):
         in_pyramid: whether convolutions lead from one stage of this family's networks to the next, each to a smaller
             map, on which the layers behind it stand.
         is_handed_maps: whether calls bring maps, on which tokens stand; the network is run for where, see `map_under`.
+        finds_embedding: whether a network may be run to see where its tokens come from, where no convolution of patches
+            is there that says it.
         others_see: what layers that are no targets see, where these can't be converted at all, as "windows".
         recorded_as: the full name of what holds such layers and gives transformers their attention maps, if something
             does.
@@ -75,6 +77,7 @@ class ConvertedAttention(nn.Module):
     listener: ClassVar[type[GridRecorder]] = GridRecorder
     in_pyramid: ClassVar[bool] = False
     is_handed_maps: ClassVar[bool] = False
+    finds_embedding: ClassVar[bool] = False
     others_see: ClassVar[str | None] = None
     recorded_as: ClassVar[str | None] = None
     fills_images: ClassVar[bool] = False

@@ -19,6 +19,7 @@ from subquad.conversion.pyramids import (
     grids_of_layers,
     holder_of,
     in_common,
+    map_in_front,
     maps_of_calls,
     resizing_behind,
     stage_of,
@@ -161,7 +162,12 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
             return _own_tower(module, path, modules, _within(img_size, 2))
     _refuse_by_name(modules)
     _refuse_unknown("", modules)
-    path, recorder = _embedding(modules)
+    try:
+        path, recorder = _embedding(modules)
+    except SubquadError as error:
+        if (found := _found_by_a_call(model, modules, img_size, prefix)) is None:
+            raise error from None
+        return found
     root = _root_of(path, modules)
     if in_pyramid := _in_pyramid(root, modules):
         # one stage may hold the embedding, and others stand beside it
@@ -182,7 +188,12 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
         return _of_maps(root, modules, recorder, size, ways)
     if in_pyramid:
         return _pyramid(path, root, modules, recorder, size)
-    stem = _stem_of(path, root, modules, recorder)
+    try:
+        stem = _stem_of(path, root, modules, recorder)
+    except SubquadError as error:
+        if (found := _found_by_a_call(model, modules, img_size, prefix)) is None:
+            raise error from None
+        return found
     whole = recorder.whole_size(getattr(holder, "config", None), size)
     grid = TokenGrid(*_map_behind(stem, modules, recorder, whole), prefix)
     layers = tuple(_layers(root, modules, grid))
@@ -374,6 +385,34 @@ def _changes_size(module: Any) -> bool:
     stride = getattr(module, "stride", 1)
     pools = isinstance(module, nn.MaxPool2d | nn.AvgPool2d)
     return (pools or isinstance(module, nn.Conv2d)) and stride not in (1, (1, 1))
+
+
+def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, prefix: int | None) -> Tower | None:
+    """The tower of a network in which tokens come from the map of any convolution: a call shows from which.
+
+    None where no family allows for that, or no map has a place for each token.
+
+    Raises:
+        SubquadError: the network does not say its size, or can't be run.
+    """
+    paths = list(_candidates("", modules))
+    families = [converted_class(modules[path]) for path in paths]
+    if not any(family is not None and family.finds_embedding for family in families):
+        return None
+    size = _within(img_size, 2) or _size_of(model, model)
+    if size is None:
+        raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
+    if prefix is None:
+        # of the part that holds the blocks, or of what holds that
+        parts = in_common(paths)
+        holders = (modules[".".join(parts[:length])] for length in range(len(parts), -1, -1))
+        prefix = next((count for one in holders if (count := _prefix_tokens(one, None))), 0)
+    found = map_in_front(model, paths[0], (image_channels(model), size[0], size[1]), prefix)
+    if found is None:
+        return None
+    embedding, grid = found
+    layers = tuple(_layers("", modules, grid))
+    return Tower(embedding, grid, layers, _host_of(layers))
 
 
 def _map_behind(

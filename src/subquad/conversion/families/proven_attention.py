@@ -17,6 +17,7 @@ class ProvenAttention(ConvertedAttention):
     """Tokens (b, n, c) to tokens, alone or with what stood beside them; no masks, no positions."""
 
     listener: ClassVar[type[GridRecorder]] = PatchesRecorder
+    finds_embedding: ClassVar[bool] = True
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
