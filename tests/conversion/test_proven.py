@@ -310,6 +310,13 @@ class MaskedAttention(Timms):
         return super().forward(x)
 
 
+class WindowedAttention(Timms):
+    """In halves, where there are many tokens."""
+
+    def forward(self, x):
+        return super().forward(x) if x.shape[1] < 64 else torch.cat([*map(super().forward, x.chunk(2, dim=1))], dim=1)
+
+
 class OfSequencesAttention(Timms):
     """(n, b, c)."""
 
@@ -335,6 +342,7 @@ class GatedAttention(Timms):
         LinearAttention,
         BiasedAttention,
         MaskedAttention,
+        WindowedAttention,
         OfSequencesAttention,
         OfMapsAttention,
         GatedAttention,

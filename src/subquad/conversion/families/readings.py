@@ -25,6 +25,9 @@ ORDERS = "parts", "heads", "channels"
 BIASES = "q_bias", "k_bias", "v_bias"
 """Parameters (m) that VideoMAE's layers, and others of that school, add to a projection's rows themselves."""
 
+ASKED = (2, 11), (3, 6), (1, 196)
+"""Numbers of images and tokens: what holds of one may be luck, or a mask of its own; 196 may be cut into windows."""
+
 MOST_HEADS = 64
 
 
@@ -180,9 +183,8 @@ def _read(layer: nn.Module) -> Reading | None:
     parts = _parts_of(twin)
     if parts is None:
         return None
-    # of two numbers of tokens and images: what holds of one may be luck, or a mask of its own
-    asked = [one for shape in ((2, 11), (3, 6)) if (one := _ask(twin, parts, shape)) is not None]
-    if len(asked) < 2 or asked[0].beside != asked[1].beside:
+    asked = [one for shape in ASKED if (one := _ask(twin, parts, shape)) is not None]
+    if len(asked) < len(ASKED) or len({one.beside for one in asked}) > 1:
         return None
     readings = _readings(twin, parts, asked[0])
     return next((one for one in readings if all(_computes(one, twin, each) for each in asked)), None)
