@@ -382,6 +382,10 @@ def test_what_is_called_cross_attention_stays():
 
     network = somebodys("timm's")
     network.layers.append(Decoder(Timms(), 1))
+    # what holds a layer may be called so, too
+    network.crossing = network.layers
+    del network.layers
+    network.layers = network.crossing
     student = subquad.convert(network, "linear")
     assert type(student.layers[2].cross) is CrossAttention and type(student.layers[2].attn) is not Timms
     student(torch.randn(1, 3, 32, 32))
@@ -417,6 +421,24 @@ def test_what_a_call_brings_beside_tokens_is_refused():
         layer(tokens, tokens.clone(), tokens)
     with pytest.raises(SubquadError, match="need_weights beside tokens"):
         layer(tokens, tokens, tokens, need_weights=True)
+
+
+def test_what_is_on_unless_a_call_switches_it_off_is_refused_then():
+    class OneSided(Timms):
+        def forward(self, x, bidirectional=True, mask=None, need_weights=False):
+            if bidirectional:
+                return super().forward(x)
+            q, k, v = rearrange(self.qkv(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.proj(rearrange(y, "b h n d -> b n (h d)"))
+
+    layer = subquad.convert(Network(OneSided), "linear", img_size=32)
+    layer(torch.randn(1, 3, 32, 32))
+    attn, tokens = layer.layers[0].attn, torch.randn(1, 17, DIM)
+    attn(tokens, True, None, need_weights=False)
+    for given in ({"bidirectional": False}, {"bidirectional": None}, {"need_weights": True}, {"mask": tokens}):
+        with pytest.raises(SubquadError, match=f"called with {next(iter(given))} beside tokens"):
+            attn(tokens, **given)
 
 
 def test_maps_that_are_asked_for_are_refused_where_they_are_read():

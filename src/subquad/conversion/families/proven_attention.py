@@ -28,7 +28,7 @@ class ProvenAttention(ConvertedAttention):
     @classmethod
     def is_self_attention(cls, original: nn.Module, block: nn.Module, path: str) -> bool:
         # which computes the same where it is handed the same tokens twice
-        return "cross" not in f"{path} {type(original).__name__}".lower()
+        return "cross" not in f"{path.rpartition('.')[2]} {type(original).__name__}".lower()
 
     def check(self, original: nn.Module) -> None:
         refuse_own_scale(read(original).scale, read(original).width)
@@ -87,10 +87,9 @@ def read(layer: nn.Module) -> Reading:
 
 
 def _is_nothing(value: Any, usual: Any) -> bool:
-    """Whether an argument asks for nothing: it is what it is where it is left out."""
-    return (
-        value is None or value is False or value is usual or (isinstance(value, int | float | str) and value == usual)
-    )
+    """Whether an argument asks for nothing: it is what it is where it is left out, `usual`."""
+    asks_nothing = (value is None or value is False) and not isinstance(usual, Tensor) and not usual
+    return asks_nothing or value is usual or (isinstance(value, int | float | str) and value == usual)
 
 
 class NoMaps:
