@@ -317,6 +317,39 @@ class WindowedAttention(Timms):
         return super().forward(x) if x.shape[1] < 64 else torch.cat([*map(super().forward, x.chunk(2, dim=1))], dim=1)
 
 
+class Core(nn.Module):
+    """Without weights, as the layers that share it."""
+
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+
+
+class CoredAttention(Timms):
+    def __init__(self, causal=True):
+        super().__init__()
+        self.core = Core(causal)
+
+    def forward(self, x):
+        q, k, v = rearrange(self.qkv(x), "b n (p h d) -> p b h n d", p=3, h=self.num_heads)
+        return self.proj(rearrange(self.core(q, k, v), "b h n d -> b n (h d)"))
+
+
+class RememberingAttention(Timms):
+    """With biases that are no buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.biases = torch.randn(1, HEADS, 1, 1)
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y if self.biases is None else y * self.biases.mean()
+
+
 class OfSequencesAttention(Timms):
     """(n, b, c)."""
 
@@ -343,6 +376,8 @@ class GatedAttention(Timms):
         BiasedAttention,
         MaskedAttention,
         WindowedAttention,
+        CoredAttention,
+        RememberingAttention,
         OfSequencesAttention,
         OfMapsAttention,
         GatedAttention,
@@ -352,6 +387,26 @@ def test_what_computes_something_else_is_not_taken_for_it(layer):
     assert reading_of(layer()) is None
     with pytest.raises(SubquadError, match=rf"layers.0.attn is a test_proven.{layer.__name__}, .* not known here"):
         subquad.convert(Network(layer), "agent")
+
+
+def test_what_parts_have_as_settings_is_a_part_of_what_they_compute():
+    assert reading_of(CoredAttention(causal=False)) is not None
+    assert reading_of(CoredAttention(causal=True)) is None
+
+
+def test_what_the_last_call_left_does_not_matter_and_what_is_set_later_is_refused():
+    network = somebodys("maps")
+    with torch.no_grad():
+        network(torch.randn(1, 3, 32, 32))
+    assert isinstance(network.layers[0].attn.seen, torch.Tensor)
+    student = subquad.convert(network, "linear")
+    copied = pickle.loads(pickle.dumps(student))
+    for attn in (student.layers[0].attn, copied.layers[0].attn):
+        attn.anything = attn.training = True
+        with pytest.raises(SubquadError, match="seen is set on a converted WithMaps, which does not know it"):
+            attn.seen = None
+        with pytest.raises(SubquadError, match="scale is set on a converted WithMaps"):
+            attn.scale = 1.0
 
 
 def test_mlps_and_other_layers_of_two_or_four_projections_are_not_taken_for_it():

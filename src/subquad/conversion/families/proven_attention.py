@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from subquad.conversion.converted_attention import ConvertedAttention, refuse_own_scale
 from subquad.conversion.families.patches_recorder import PatchesRecorder
 from subquad.conversion.families.readings import Reading, linear_of, reading_of
+from subquad.conversion.families.twins import attributes_of
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 
@@ -24,6 +25,16 @@ class ProvenAttention(ConvertedAttention):
         self.read_as = read(original)
         parameters = inspect.signature(original.forward).parameters.values()
         self.usual = {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
+        self.unknown = frozenset(attributes_of(original)) - vars(self).keys() - set(type(self).__dict__)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # what the layer that stood here may have read in its forward
+        if name in vars(self).get("unknown", ()):
+            raise SubquadError(
+                f"{name} is set on a converted {type(self.original).__name__}, which does not know it: leave its block "
+                "out of `blocks`, or register a family (docs/convert.md)"
+            )
+        super().__setattr__(name, value)
 
     @classmethod
     def is_self_attention(cls, original: nn.Module, block: nn.Module, path: str) -> bool:

@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, random_tokens, twin_of
+from subquad.conversion.families.twins import (
+    OF_LIBRARIES,
+    Remembered,
+    are_equal,
+    attributes_of,
+    random_tokens,
+    twin_of,
+)
 
 ORDERS = "parts", "heads", "channels"
 """What the rows of a projection to several parts are, from outside: (p, h, d), (h, p, d) or (h, d, p)."""
@@ -167,9 +174,11 @@ class _Answered:
     """What a twin was asked, and what it answered: tokens (b, n, c) to others, and what stood beside these.
 
     Attributes:
+        twin: who was asked.
         projected: what the twin's projections give of the tokens, by their names and that of a norm in front.
     """
 
+    twin: Any
     x: Tensor
     y: Tensor
     num_inputs: int
@@ -183,11 +192,15 @@ def _read(layer: nn.Module) -> Reading | None:
     parts = _parts_of(twin)
     if parts is None:
         return None
-    asked = [one for shape in ASKED if (one := _ask(twin, parts, shape)) is not None]
-    if len(asked) < len(ASKED) or len({one.beside for one in asked}) > 1:
+    asked = [_ask(twin, parts, shape) for shape in ASKED]
+    if any(isinstance(value, Tensor) for value in attributes_of(layer).values()):
+        twin = twin_of(layer, remembers=False)
+        asked += [_ask(twin, parts, shape) for shape in ASKED]
+    answered = [one for one in asked if one is not None]
+    if len(answered) < len(asked) or len({one.beside for one in answered}) > 1:
         return None
-    readings = _readings(twin, parts, asked[0])
-    return next((one for one in readings if all(_computes(one, twin, each) for each in asked)), None)
+    readings = _readings(parts, answered[0])
+    return next((one for one in readings if all(_computes(one, each) for each in answered)), None)
 
 
 _readings_found = Remembered(_read)
@@ -214,7 +227,7 @@ def _ask(twin: Any, parts: _Parts, shape: tuple[int, int]) -> _Answered | None:
     # arguments that nothing is made of are none of keys and values, but heights and widths, say
     if any(torch.equal(y, other) for other, *_ in others):
         return None
-    return _Answered(x, y, max(len(needed), 1), tuple(one is not None for one in beside) if beside else None)
+    return _Answered(twin, x, y, max(len(needed), 1), tuple(one is not None for one in beside) if beside else None)
 
 
 def _inputs(x: Tensor, count: int) -> Iterator[list[Tensor]]:
@@ -224,8 +237,9 @@ def _inputs(x: Tensor, count: int) -> Iterator[list[Tensor]]:
         yield [2 * x if one == place else x for one in range(count)]
 
 
-def _readings(twin: nn.Module, parts: _Parts, asked: _Answered) -> Iterator[Reading]:
+def _readings(parts: _Parts, asked: _Answered) -> Iterator[Reading]:
     """All that a layer might compute, the usual first."""
+    twin = asked.twin
     for are_usual in (True, False):
         for first, last in parts.ways:
             dim = parts.linear[last].in_features
@@ -270,8 +284,9 @@ def _with_norms(reading: Reading, parts: _Parts, layer: nn.Module) -> Iterator[R
                         yield replace(reading, qk_norms=qk_norms, norms_heads=norms_heads)
 
 
-def _computes(reading: Reading, twin: Any, asked: _Answered) -> bool:
+def _computes(reading: Reading, asked: _Answered) -> bool:
     """Whether that is what a twin answered."""
+    twin = asked.twin
     for name in reading.projections:
         if (name, reading.norm) not in asked.projected:
             x = asked.x if reading.norm is None else getattr(twin, reading.norm)(asked.x)

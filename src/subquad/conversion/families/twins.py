@@ -54,18 +54,32 @@ class Remembered(Generic[Found]):
 
 
 def _kind_of(layer: nn.Module) -> Hashable | None:
-    """What layers that compute alike have in common; None where a layer has attributes that can't be compared."""
-    own = {name: value for name, value in vars(layer).items() if name not in _OF_MODULES}
-    if not all(isinstance(value, int | float | str | None) for value in own.values()):
-        return None
-    parts = tuple((name, type(part), repr(part)) for name, part in layer.named_modules() if name)
-    biases = tuple((name, None if one is None else one.shape) for name, one in layer._parameters.items())
-    return type(layer), tuple(sorted(own.items(), key=lambda item: item[0])), parts, biases
+    """What layers that compute alike have in common; None where a part has attributes that can't be compared."""
+    kinds = []
+    for name, part in layer.named_modules(remove_duplicate=False):
+        own = attributes_of(part)
+        if not all(isinstance(value, int | float | str | None) for value in own.values()):
+            return None
+        shapes = tuple((key, None if one is None else one.shape) for key, one in part._parameters.items())
+        kinds.append((name, type(part), tuple(sorted(own.items(), key=lambda item: item[0])), shapes))
+    return tuple(kinds)
 
 
-def twin_of(layer: nn.Module) -> Any:
-    """A layer of the same class and attributes, in evaluation and in fp32 on the CPU."""
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """What a module has besides its parts, parameters, buffers and hooks."""
+    return {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
+
+
+def twin_of(layer: nn.Module, *, remembers: bool = True) -> Any:
+    """A layer of the same class and attributes, in evaluation and in fp32 on the CPU.
+
+    One that does not remember has None where its layer has tensors among its attributes. Where both answer alike, these
+    are what the last call left, and no biases.
+    """
     twin = copy.copy(layer)
+    if not remembers:
+        kept = {name: None for name, value in attributes_of(layer).items() if isinstance(value, Tensor)}
+        twin.__dict__.update(kept)
     twin._modules = {name: None if part is None else _fresh(part) for name, part in layer._modules.items()}
     twin._parameters = {name: None if one is None else _random(one) for name, one in layer._parameters.items()}
     _listened_to_by_nobody(twin)
