@@ -71,6 +71,8 @@ def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, c
         convert_run(plan, folder, teacher=teacher)
     with pytest.raises(subquad.SubquadError, match=r"teacher is to be a network, got 'mine'"):
         convert_run(plan, folder, teacher="mine")
+    with pytest.raises(subquad.SubquadError, match=r"config is to be a subquad\.data\.InputConfig, got 32"):
+        convert_run(plan, folder, teacher=teacher, config=32)
     config = InputConfig((32, 32))
     with monkeypatch.context() as patch:
         patch.setattr(conversion_run, "distil", lambda *arguments, **named: (_ for _ in ()).throw(KeyboardInterrupt))

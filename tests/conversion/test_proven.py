@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -409,6 +410,81 @@ def test_what_the_last_call_left_does_not_matter_and_what_is_set_later_is_refuse
             attn.scale = 1.0
 
 
+class Square(Timms):
+    """Windows of 4×4, where tokens are a square of them."""
+
+    def forward(self, x):
+        side = round(x.shape[1] ** 0.5)
+        if side**2 != x.shape[1] or side % 4:
+            return super().forward(x)
+        cut = {"y": side // 4, "i": 4, "j": 4}
+        windows = rearrange(x, "b (y i x j) c -> (b y x) (i j) c", **cut)
+        return rearrange(super().forward(windows), "(b y x) (i j) c -> b (y i x j) c", x=side // 4, **cut)
+
+
+def test_a_layer_is_asked_about_as_many_tokens_as_it_has_in_its_network():
+    assert reading_of(Square()) is not None
+    subquad.convert(Network(Square), "linear", img_size=32)
+    with pytest.raises(SubquadError, match=r"a Square computes softmax .* of a few tokens, and something else of 64"):
+        subquad.convert(Network(Square), "linear", img_size=64, prefix=0)
+
+
+def test_hooks_on_what_a_converted_layer_has_not_are_refused():
+    network = somebodys("timm's")
+    network.layers[1].attn.attn_drop.register_forward_hook(lambda *_: None)
+    with pytest.raises(SubquadError, match="somebody listens to the attn_drop of a Timms"):
+        subquad.convert(network, "linear")
+
+
+class NotTokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(DIM))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda: nn.ParameterList([torch.ones(DIM)]),
+        lambda: nn.GroupNorm(4, DIM),
+        lambda: nn.BatchNorm1d(DIM, track_running_stats=False),
+        NotTokens,
+    ],
+)
+def test_parts_that_are_called_in_another_way_are_no_norms(part):
+    class Other(Timms):
+        def __init__(self):
+            super().__init__()
+            self.other = part()
+
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    assert reading_of(Other()) is None
+
+
+def test_weights_that_are_computed_of_others_are_not_read():
+    layer = Timms()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(layer.qkv)
+    assert reading_of(layer) is None
+
+
+def test_lists_of_a_layer_stay_as_they_are():
+    class Listing(Timms):
+        def __init__(self):
+            super().__init__()
+            self.shapes = []
+
+        def forward(self, x):
+            self.shapes.append(x.shape)
+            return super().forward(x)
+
+    layer = Listing()
+    assert reading_of(layer) is not None and layer.shapes == []
+
+
 def test_mlps_and_other_layers_of_two_or_four_projections_are_not_taken_for_it():
     class Mlp(nn.Module):
         def __init__(self):
@@ -500,7 +576,7 @@ def test_maps_that_are_asked_for_are_refused_where_they_are_read():
     network = subquad.convert(somebodys("maps"), "linear")
     network(torch.randn(1, 3, 32, 32))
     maps = network.layers[0](torch.randn(1, 17, DIM), return_attention=True)
-    for reads in (lambda: maps[0], lambda: maps.mean(), lambda: torch.stack([maps]), lambda: list(maps)):
+    for reads in (lambda: maps[0], lambda: maps.mean(), lambda: torch.stack([maps]), lambda: bool(maps)):
         with pytest.raises(SubquadError, match="forms no attention maps"):
             reads()
 

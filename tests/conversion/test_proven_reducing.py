@@ -120,6 +120,13 @@ def test_every_mechanism_sees_the_whole_map_and_learns(kind, attention):
             assert not hasattr(block.attn, "sr") and block.attn.proj.weight.grad is not None
 
 
+def test_height_and_width_may_be_named():
+    student = subquad.convert(pyramid("pvt"), "softmax")
+    student(torch.randn(1, 3, 64, 64))
+    attn, x = student.block1[0].attn, torch.randn(1, 16 * 12, 16)
+    assert torch.equal(attn(x, H=16, W=12), attn(x, 16, 12))
+
+
 def test_what_computes_something_else_is_not_taken_for_it():
     assert converted_class(Attention(16, 2, 4)) is not None
     assert converted_class(Attention(16, 2, 4, power=2.0)) is None

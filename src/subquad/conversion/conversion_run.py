@@ -212,6 +212,8 @@ def _own_network(teacher: Any, plan: Plan, config: InputConfig | None) -> Traine
     """A network that a caller holds, as one that was opened: nothing says its classes, its data or how it is made."""
     if not isinstance(teacher, nn.Module):
         raise SubquadError(f"teacher is to be a network, got {shown(teacher)}; what is to be opened is plan.source")
+    if not isinstance(config, InputConfig | None):
+        raise SubquadError(f"config is to be a subquad.data.InputConfig, got {shown(config)}")
     if config is None and plan.img_size is None:
         raise SubquadError("say how the network takes images: config=subquad.data.InputConfig(…), or plan.img_size")
     if config is None:

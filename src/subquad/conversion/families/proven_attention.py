@@ -6,9 +6,10 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_heard
 from subquad.conversion.converted_attention import ConvertedAttention, refuse_own_scale
 from subquad.conversion.families.patches_recorder import PatchesRecorder
-from subquad.conversion.families.readings import Reading, linear_of, reading_of
+from subquad.conversion.families.readings import Reading, holds_at, linear_of, reading_of
 from subquad.conversion.families.twins import attributes_of
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
@@ -22,6 +23,12 @@ class ProvenAttention(ConvertedAttention):
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
+        count = int(kwargs["grid"].num_tokens)
+        if not holds_at(original, count):
+            raise SubquadError(
+                f"a {type(original).__name__} computes softmax attention of a few tokens, and something else of "
+                f"{count}: leave its block out of `blocks`, or register a family (docs/convert.md)"
+            )
         self.read_as = read(original)
         parameters = inspect.signature(original.forward).parameters.values()
         self.usual = {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
@@ -42,7 +49,14 @@ class ProvenAttention(ConvertedAttention):
         return "cross" not in f"{path.rpartition('.')[2]} {type(original).__name__}".lower()
 
     def check(self, original: nn.Module) -> None:
-        refuse_own_scale(read(original).scale, read(original).width)
+        reading = read(original)
+        refuse_own_scale(reading.scale, reading.width)
+        for name, part in original.named_children():
+            if name not in reading.parts and any(map(is_heard, part.modules())):
+                raise SubquadError(
+                    f"somebody listens to the {name} of a {type(original).__name__}, which a converted layer has not: "
+                    "take the hook away"
+                )
 
     def sizes(self, original: nn.Module) -> tuple[int, int]:
         reading = read(original)
@@ -115,6 +129,15 @@ class NoMaps:
         _refuse()
 
     def __iter__(self) -> NoReturn:
+        _refuse()
+
+    def __len__(self) -> NoReturn:
+        _refuse()
+
+    def __bool__(self) -> NoReturn:
+        _refuse()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse()
 
     @classmethod

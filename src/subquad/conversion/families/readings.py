@@ -7,6 +7,7 @@ projection gives its parts, in how many heads, with which norms and which scale.
 Letters: b batch, n tokens, c channels, h heads, d channels of a head, m = h·d.
 """
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,7 +189,11 @@ class _Answered:
 
 def _read(layer: nn.Module) -> Reading | None:
     """The reading by which a layer's twin computes, if there is one."""
-    twin = twin_of(layer)
+    try:
+        twin = twin_of(layer)
+    except RuntimeError:
+        # weights that are computed of others can't be copied
+        return None
     parts = _parts_of(twin)
     if parts is None:
         return None
@@ -204,6 +209,26 @@ def _read(layer: nn.Module) -> Reading | None:
 
 
 _readings_found = Remembered(_read)
+
+
+def holds_at(layer: nn.Module, num_tokens: int) -> bool:
+    """Whether a layer that is known computes the same of so many tokens; of more than `MOST_ASKED` nobody knows."""
+    return num_tokens > MOST_ASKED or bool(_holding(num_tokens)(layer))
+
+
+@functools.cache
+def _holding(num_tokens: int) -> Remembered[bool]:
+    def find(layer: nn.Module) -> bool:
+        twin, reading = twin_of(layer), reading_of(layer)
+        parts = _parts_of(twin)
+        answered = None if parts is None else _ask(twin, parts, (1, num_tokens))
+        return reading is not None and answered is not None and _computes(reading, answered)
+
+    return Remembered(find)
+
+
+MOST_ASKED = 2048
+"""Tokens of which an answer is asked: all pairs of more take too much memory and time."""
 
 
 def _ask(twin: Any, parts: _Parts, shape: tuple[int, int]) -> _Answered | None:
@@ -243,7 +268,7 @@ def _readings(parts: _Parts, asked: _Answered) -> Iterator[Reading]:
     for are_usual in (True, False):
         for first, last in parts.ways:
             dim = parts.linear[last].in_features
-            for num_heads in _numbers_of_heads(twin, dim):
+            for num_heads in _numbers_of_heads(twin, dim, more=are_usual):
                 plain = Reading(first, last, num_heads, dim // num_heads, biases=parts.biases)
                 in_calls = replace(plain, num_inputs=asked.num_inputs, answers_beside=asked.beside)
                 for scale in [plain.usual_scale] if are_usual else _other_scales(twin, plain):
@@ -252,10 +277,12 @@ def _readings(parts: _Parts, asked: _Answered) -> Iterator[Reading]:
                             yield replace(normed, order=order, scale=scale)
 
 
-def _numbers_of_heads(layer: nn.Module, dim: int) -> list[int]:
-    """Those that divide the channels: first what the layer has as numbers, then all."""
+def _numbers_of_heads(layer: nn.Module, dim: int, *, more: bool) -> list[int]:
+    """Those that divide the channels: first what the layer has as numbers, of heads or their widths, then all."""
     said = [value for value in vars(layer).values() if type(value) is int and value > 0 and dim % value == 0]
-    return list(dict.fromkeys([*said, *(heads for heads in range(1, MOST_HEADS + 1) if dim % heads == 0)]))
+    widths = [dim // value for value in said]
+    others = [heads for heads in range(1, MOST_HEADS + 1) if dim % heads == 0]
+    return list(dict.fromkeys([*said, *widths, *(others if more or not said else [])]))
 
 
 def _other_scales(layer: nn.Module, reading: Reading) -> list[float]:
@@ -286,6 +313,15 @@ def _with_norms(reading: Reading, parts: _Parts, layer: nn.Module) -> Iterator[R
 
 def _computes(reading: Reading, asked: _Answered) -> bool:
     """Whether that is what a twin answered."""
+    try:
+        return are_equal(_answer(reading, asked), asked.y)
+    except Exception:
+        # its parts are somebody's, and may be called otherwise
+        return False
+
+
+def _answer(reading: Reading, asked: _Answered) -> Tensor:
+    """What a reading gives of the tokens that a twin was asked about."""
     twin = asked.twin
     for name in reading.projections:
         if (name, reading.norm) not in asked.projected:
@@ -293,5 +329,7 @@ def _computes(reading: Reading, asked: _Answered) -> bool:
             asked.projected[name, reading.norm] = getattr(twin, name)(x)
     q, k, v = reading.heads_of([asked.projected[name, reading.norm] for name in reading.projections], twin)
     y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-    y = getattr(twin, reading.proj)(y if reading.norm_behind is None else getattr(twin, reading.norm_behind)(y))
-    return are_equal(y, asked.y)
+    answers: Tensor = getattr(twin, reading.proj)(
+        y if reading.norm_behind is None else getattr(twin, reading.norm_behind)(y)
+    )
+    return answers

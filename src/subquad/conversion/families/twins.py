@@ -5,7 +5,7 @@ same, and a layer's own hooks, generators and device are nobody's business here.
 """
 
 import copy
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from math import prod, sqrt
 from typing import Any, Generic, TypeVar
@@ -58,11 +58,15 @@ def _kind_of(layer: nn.Module) -> Hashable | None:
     kinds = []
     for name, part in layer.named_modules(remove_duplicate=False):
         own = attributes_of(part)
-        if not all(isinstance(value, int | float | str | None) for value in own.values()):
+        if not all(_is_plain(value) for value in own.values()):
             return None
         shapes = tuple((key, None if one is None else one.shape) for key, one in part._parameters.items())
         kinds.append((name, type(part), tuple(sorted(own.items(), key=lambda item: item[0])), shapes))
     return tuple(kinds)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str | None) or (type(value) is tuple and all(map(_is_plain, value)))
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
@@ -80,6 +84,9 @@ def twin_of(layer: nn.Module, *, remembers: bool = True) -> Any:
     if not remembers:
         kept = {name: None for name, value in attributes_of(layer).items() if isinstance(value, Tensor)}
         twin.__dict__.update(kept)
+    # what it appends to is its own
+    own = attributes_of(twin).items()
+    twin.__dict__.update({name: copy.copy(one) for name, one in own if isinstance(one, list | dict | set | deque)})
     twin._modules = {name: None if part is None else _fresh(part) for name, part in layer._modules.items()}
     twin._parameters = {name: None if one is None else _random(one) for name, one in layer._parameters.items()}
     _listened_to_by_nobody(twin)
