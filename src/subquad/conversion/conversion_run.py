@@ -219,7 +219,8 @@ def _own_network(teacher: Any, plan: Plan, config: InputConfig | None) -> Traine
     if config is None:
         config = InputConfig(height_and_width(plan.img_size or 0))
     device = next((one.device for one in teacher.parameters()), torch.device("cpu"))
-    return ImageNetwork("classify", teacher.eval(), (), None, None, device, config)
+    # of no task: what it answers is compared with the student, and nothing else is known
+    return ImageNetwork("", teacher.eval(), (), None, None, device, config)
 
 
 def names_of(pictures: PictureDataset) -> str:

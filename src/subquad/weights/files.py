@@ -31,6 +31,7 @@ from subquad.weights.downloading import Wanted, download, locked, remember
 from subquad.weights.fitting import Adapted, adapt, misfits, not_finite, some, stored_grids
 from subquad.weights.notes import parse_note
 from subquad.weights.released import evaluated_under
+from subquad.weights.released_heads import head_of
 from subquad.weights.stored import MOST_REPEATED, StoredTensor, StrangeTensor
 from subquad.weights.torch_files import opened
 from subquad.weights.web_requests import check_address, is_link
@@ -283,11 +284,12 @@ def _plain_state(source: Mapping[Any, Any], where: str) -> Mapping[str, Tensor]:
 def within_attribute(state: Mapping[str, Entry], model: nn.Module) -> tuple[dict[str, Entry], list[str]]:
     """The entries of the network that a trainer's module holds, without the attribute's name, and those beside it.
 
-    They are as they are where the module has several networks, or where `model` has a part of that name itself.
+    They are as they are where the module has several networks, where `model` has a part of that name itself, and where
+    what stands beside is a head that is known, as of a detector whose `backbone` is a part of it.
     """
     first = {name.partition(".")[0] for name in state}
     found = [attribute for attribute in ATTRIBUTES if attribute in first]
-    if len(found) != 1 or hasattr(model, found[0]):
+    if len(found) != 1 or hasattr(model, found[0]) or head_of(state) is not None:
         return dict(state), []
     inner = {
         name.removeprefix(f"{found[0]}."): entry for name, entry in state.items() if name.startswith(f"{found[0]}.")

@@ -227,7 +227,7 @@ def _holding(num_tokens: int) -> Remembered[bool]:
     return Remembered(find)
 
 
-MOST_ASKED = 2048
+MOST_ASKED = 1600
 """Tokens of which an answer is asked: all pairs of more take too much memory and time."""
 
 
