@@ -457,7 +457,13 @@ def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
             return root
     kinds = [type(module) for path, module in modules.items() if _BLOCK.search(path) and list(module.children())]
     blocks = next(
-        (f", and {cls.__module__}.{cls.__qualname__} holds none" for cls in kinds if "Block" in cls.__name__), ""
+        (
+            f", and {cls.__module__}.{cls.__qualname__} holds none, or one that computes something else than softmax "
+            "attention of tokens alone, for which a family can be registered (docs/convert.md)"
+            for cls in kinds
+            if "Block" in cls.__name__
+        ),
+        "",
     )
     raise SubquadError(f"no blocks with attention layers stand behind the patch embedding {embedding}{blocks}")
 
