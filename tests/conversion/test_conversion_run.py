@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 import worlds
+from foreign_own import somebodys
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -59,8 +60,6 @@ def run(*arguments):
 
 def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, capsys):
     """Of a class that nobody knows: it is handed over, and the folder is opened with it."""
-    from test_proven import somebodys
-
     images = tmp_path / "photos"
     images.mkdir()
     for number in range(12):
@@ -74,8 +73,12 @@ def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, c
     with pytest.raises(subquad.SubquadError, match=r"config is to be a subquad\.data\.InputConfig, got 32"):
         convert_run(plan, folder, teacher=teacher, config=32)
     config = InputConfig((32, 32))
+
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(conversion_run, "distil", lambda *arguments, **named: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(conversion_run, "distil", interrupted)
         with pytest.raises(KeyboardInterrupt):
             convert_run(plan, folder, teacher=teacher, config=config, max_judged=8)
     with pytest.raises(subquad.SubquadError, match="unfinished work on other weights than my network"):

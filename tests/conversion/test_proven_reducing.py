@@ -1,9 +1,11 @@
 """Copies of PVT's and SegFormer's layers in anybody's repositories."""
 
 import copy
+import warnings
 
 import pytest
 import torch
+from foreign import difference
 from torch import nn
 from torch.nn import functional as F
 
@@ -106,7 +108,7 @@ def test_with_softmax_it_is_the_teacher_at_every_size_and_comes_back_to_the_bit(
     student = subquad.convert(copy.deepcopy(teacher), "softmax")
     for size in ((64, 64), (96, 65)):
         images = torch.randn(2, 3, *size)
-        torch.testing.assert_close(student(images), teacher(images), rtol=1e-4, atol=1e-4)
+        assert difference(student(images), teacher(images)) < 1e-6
     assert torch.equal(subquad.restore(student)(images), teacher(images))
 
 
@@ -132,3 +134,20 @@ def test_what_computes_something_else_is_not_taken_for_it():
     assert converted_class(Attention(16, 2, 4, power=2.0)) is None
     with pytest.raises(SubquadError, match=r"block1.0.attn is a test_proven_reducing.Attention, .* not known here"):
         subquad.convert(Pyramid(power=2.0), "linear")
+
+
+def test_what_a_call_brings_beside_is_no_silent_part_of_it():
+    attn = subquad.convert(pyramid("pvt"), "linear").block1[0].attn
+    x = torch.randn(1, 16 * 12, 16)
+    for arguments, named in (((x, 16, 12, None), {}), ((x, 16), {}), ((x, 16, 12), {"mask": None})):
+        with pytest.raises(TypeError, match="a converted Attention takes x, H, W"):
+            attn(*arguments, **named)
+
+
+def test_weights_that_are_computed_of_others_and_tables_beside_are_not_read():
+    normed, biased = Attention(16, 2), Attention(16, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(normed.q)
+    biased.register_buffer("bias", torch.zeros(1))
+    assert converted_class(normed) is None and converted_class(biased) is None

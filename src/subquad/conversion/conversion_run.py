@@ -214,10 +214,10 @@ def _own_network(teacher: Any, plan: Plan, config: InputConfig | None) -> Traine
         raise SubquadError(f"teacher is to be a network, got {shown(teacher)}; what is to be opened is plan.source")
     if not isinstance(config, InputConfig | None):
         raise SubquadError(f"config is to be a subquad.data.InputConfig, got {shown(config)}")
-    if config is None and plan.img_size is None:
-        raise SubquadError("say how the network takes images: config=subquad.data.InputConfig(…), or plan.img_size")
     if config is None:
-        config = InputConfig(height_and_width(plan.img_size or 0))
+        if plan.img_size is None:
+            raise SubquadError("say how the network takes images: config=subquad.data.InputConfig(…), or plan.img_size")
+        config = InputConfig(height_and_width(plan.img_size))
     device = next((one.device for one in teacher.parameters()), torch.device("cpu"))
     # of no task: what it answers is compared with the student, and nothing else is known
     return ImageNetwork("", teacher.eval(), (), None, None, device, config)

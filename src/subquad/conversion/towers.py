@@ -19,11 +19,10 @@ from subquad.conversion.pyramids import (
     grids_of_layers,
     holder_of,
     in_common,
-    map_in_front,
-    maps_of_calls,
     resizing_behind,
     stage_of,
 )
+from subquad.conversion.sketched_calls import map_in_front, maps_of_calls
 from subquad.errors import SubquadError, network_within
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone

@@ -1,7 +1,7 @@
 """Which attention layers can be converted: those that classes in the files of this folder stand for.
 
-Layers are known by the full names of their classes (`replaces`), so that no library of theirs is imported to find that
-something is of no known kind; none of the files needs one to be read.
+Layers are known by the full names of their classes (`replaces`), or by what they compute (`readings.py`), so that no
+library of theirs is imported to find that something is of no known kind; none of the files needs one to be read.
 
 Added from outside by `register_family`, or by an installed package with an entry point in the group
 `subquad.families`: its name is the module in which the foreign layers are defined, its object the class that stands for
@@ -86,7 +86,8 @@ def register_family(cls: type[ConvertedAttention]) -> None:
 def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
     """The class of ours that stands for a layer, by its class or one that it is derived from; None where none does.
 
-    A class that overrides `forward` is not what it is derived from, and is of no known kind.
+    A class that overrides `forward` is not what it is derived from. Of it, and of all that have no known name, numbers
+    may tell what they compute.
     """
     for cls in type(layer).__mro__:
         name = f"{cls.__module__}.{cls.__qualname__}"
@@ -95,7 +96,6 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
             return found.standing_for(layer)
         if "forward" in vars(cls) and InFewSteps not in cls.__bases__:
             break
-    # of no known name: what it computes may tell
     return ProvenAttention if reading_of(layer) is not None else stands_for_reducing(layer)
 
 

@@ -24,16 +24,19 @@ class ProvenReducing(TimmReducingAttention):
 
     replaces: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(original, *args, **kwargs)
+        self.called_with = tuple(inspect.signature(original.forward).parameters)
+
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, channels_into(original.proj) // original.num_heads
 
-    def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
-        super().__init__(original, *args, **kwargs)
-        self.names = list(inspect.signature(original.forward).parameters)
-
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
-        given = dict(zip(self.names, args, strict=False)) | kwargs
-        x, height, width = (given[name] for name in self.names)
+        # under the names that the layer has for them
+        given = dict(zip(self.called_with, args, strict=False)) | kwargs
+        if len(args) + len(kwargs) != len(self.called_with) or given.keys() != set(self.called_with):
+            raise TypeError(f"a converted {type(self.original).__name__} takes {', '.join(self.called_with)}")
+        x, height, width = (given[name] for name in self.called_with)
         return self.attend(x, TokenGrid(height, width))
 
 
@@ -41,24 +44,29 @@ def stands_for_reducing(layer: nn.Module) -> type[ConvertedAttention] | None:
     """The class that stands for a layer whose parts are called so, and that computes so; None where it does not."""
     names = {name for name, part in layer._modules.items() if part is not None}
     foreign = type(layer).__module__.partition(".")[0] not in OF_LIBRARIES
-    if not foreign or not NEEDED <= names <= KNOWN or layer._parameters or "forward" in vars(layer):
+    adds = layer._parameters or layer._buffers or "forward" in vars(layer)
+    if not foreign or not NEEDED <= names <= KNOWN or adds:
         return None
     return _found(layer)
 
 
+MAPS = (2, 16, 8), (1, 40, 32)
+"""Numbers of images, rows and columns that are asked about; reductions by up to 8 divide them."""
+
+
 def _prove(layer: nn.Module) -> type[ConvertedAttention] | None:
-    twin = twin_of(layer)
-    if len(inspect.signature(twin.forward).parameters) != 3 or type(getattr(twin, "num_heads", None)) is not int:
+    try:
+        twin = twin_of(layer)
+        is_called_so = len(inspect.signature(twin.forward).parameters) == 3 and type(twin.num_heads) is int
+        return ProvenReducing if is_called_so and all(_agrees(twin, *one) for one in MAPS) else None
+    except Exception:
+        # that is somebody's code, which may say in any way that it is called otherwise, or can't be copied
         return None
-    for images, height, width in ((2, 16, 8), (1, 40, 32)):
-        try:
-            x = random_tokens(images, height * width, twin.q.in_features)
-            if not are_equal(_answer(twin, x, height, width), twin(x, height, width)):
-                return None
-        except Exception:
-            # that is somebody's code, which may say in any way that it is called otherwise
-            return None
-    return ProvenReducing
+
+
+def _agrees(twin: Any, images: int, height: int, width: int) -> bool:
+    x = random_tokens(images, height * width, twin.q.in_features)
+    return are_equal(_answer(twin, x, height, width), twin(x, height, width))
 
 
 def _answer(twin: Any, x: Tensor, height: int, width: int) -> Tensor:

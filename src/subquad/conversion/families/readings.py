@@ -95,9 +95,8 @@ class Reading:
             cut = rows.unflatten(-1, axes.get(self.order, (self.num_heads, self.width, parts)))
             whole += cut.unbind({"parts": -3, "heads": -2}.get(self.order, -1))
         for name in self.biases:
-            whole[BIASES.index(name)] = whole[BIASES.index(name)] + getattr(layer, name).view(
-                self.num_heads, self.width
-            )
+            place = BIASES.index(name)
+            whole[place] = whole[place] + getattr(layer, name).view(self.num_heads, self.width)
         if self.qk_norms is not None:
             for place, name in enumerate(self.qk_norms):
                 heads = whole[place]
@@ -211,6 +210,10 @@ def _read(layer: nn.Module) -> Reading | None:
 _readings_found = Remembered(_read)
 
 
+MOST_ASKED = 1600
+"""Tokens of which an answer is asked: all pairs of more take too much memory and time."""
+
+
 def holds_at(layer: nn.Module, num_tokens: int) -> bool:
     """Whether a layer that is known computes the same of so many tokens; of more than `MOST_ASKED` nobody knows."""
     return num_tokens > MOST_ASKED or bool(_holding(num_tokens)(layer))
@@ -225,10 +228,6 @@ def _holding(num_tokens: int) -> Remembered[bool]:
         return reading is not None and answered is not None and _computes(reading, answered)
 
     return Remembered(find)
-
-
-MOST_ASKED = 1600
-"""Tokens of which an answer is asked: all pairs of more take too much memory and time."""
 
 
 def _ask(twin: Any, parts: _Parts, shape: tuple[int, int]) -> _Answered | None:
@@ -329,7 +328,7 @@ def _answer(reading: Reading, asked: _Answered) -> Tensor:
             asked.projected[name, reading.norm] = getattr(twin, name)(x)
     q, k, v = reading.heads_of([asked.projected[name, reading.norm] for name in reading.projections], twin)
     y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-    answers: Tensor = getattr(twin, reading.proj)(
-        y if reading.norm_behind is None else getattr(twin, reading.norm_behind)(y)
-    )
+    if reading.norm_behind is not None:
+        y = getattr(twin, reading.norm_behind)(y)
+    answers: Tensor = getattr(twin, reading.proj)(y)
     return answers
