@@ -72,7 +72,7 @@ def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, c
         convert_run(plan, folder, teacher="mine")
     with pytest.raises(subquad.SubquadError, match=r"config is to be a subquad\.data\.InputConfig, got 32"):
         convert_run(plan, folder, teacher=teacher, config=32)
-    config = InputConfig((32, 32))
+    config = InputConfig((32, 48))
 
     def interrupted(*arguments, **named):
         raise KeyboardInterrupt
@@ -86,6 +86,8 @@ def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, c
     made = convert_run(plan, folder, teacher=teacher, config=config, max_judged=8)
     again, x = load_converted(folder / "delta.safetensors", teacher), torch.randn(2, 3, 48, 32)
     assert torch.equal(again(x), made.student(x)) and "aligned" in made.steps
+    # on the map of the images that it is to take, and not of those that its positions tell of
+    assert list(made.record.conversion["grid"]) == [4, 6, 1]
     with pytest.raises(subquad.SubquadError, match=r"of my network, which can't be opened: .*load_converted"):
         subquad.open_trained(folder)
     assert run("report", folder, "--output", tmp_path / "page.html") == 0

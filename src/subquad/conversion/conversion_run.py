@@ -139,6 +139,9 @@ def convert_run(
         check_unfinished(folder, REPORT)
         opened = None
         given = None if teacher is None else _own_network(teacher, plan, config)
+        if given is not None:
+            # positions of the mechanism stand on the map of such images, whatever else the network says
+            plan = replace(plan, img_size=plan.img_size or given.input.img_size)
         if epochs is not None:
             # how many images there are is known when they are open
             opened = open_plan(plan, given)
@@ -208,7 +211,7 @@ def open_plan(plan: Plan, teacher: Trained | None = None) -> OpenedPlan:
     return OpenedPlan(opened, config, pictures, drawn)
 
 
-def _own_network(teacher: Any, plan: Plan, config: InputConfig | None) -> Trained:
+def _own_network(teacher: Any, plan: Plan, config: InputConfig | None) -> ImageNetwork:
     """A network that a caller holds, as one that was opened: nothing says its classes, its data or how it is made."""
     if not isinstance(teacher, nn.Module):
         raise SubquadError(f"teacher is to be a network, got {shown(teacher)}; what is to be opened is plan.source")
