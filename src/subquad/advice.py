@@ -67,7 +67,7 @@ class Advised:
             cells[row.engine, row.dtype][row.network] = f"{row.ms:.1f}" if row.ms else "fails"
         body = [[" ".join(form), *(times.get(name, "") for name in names)] for form, times in cells.items()]
         lines = [columns([[f"{px[0]}×{px[1]}, ms", *names], *body])]
-        lines += [f"{row.engine} {row.dtype}, {row.network}: {row.reason}" for row in rows if row.reason]
+        lines += _reasons(rows)
         # a command that is wider than a terminal goes on in the next line, as a shell takes it
         wrapped = [textwrap.wrap(line, 76, subsequent_indent="    ") for line in self._what_to_take(px)]
         return "\n".join([*lines, *(" \\\n".join(parts) for parts in wrapped)])
@@ -156,6 +156,15 @@ def advise(
             networks[name] = convert(model, name, blocks=blocks, img_size=px)
         timed[px] = time_engines(networks, px, engines, repeats=repeats, log=log)
     return Advised(source if isinstance(source, str) else "MODEL", mechanisms, timed, blocks)
+
+
+def _reasons(rows: Sequence[EngineTime]) -> list[str]:
+    """Why there are passes without a time: a line for each reason."""
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason:
+            alike.setdefault(row.reason, []).append(f"{row.engine} {row.dtype}, {row.network}")
+    return [f"{'all' if len(of) == len(rows) > 1 else '; '.join(of)}: {reason}" for reason, of in alike.items()]
 
 
 def _maker(source: str | Callable[[Size], nn.Module]) -> Callable[[Size], nn.Module]:

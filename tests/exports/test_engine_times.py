@@ -1,5 +1,9 @@
 """Passes in every engine, each in a process of its own, and the advice that is made of them."""
 
+import subprocess
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -171,6 +175,62 @@ def test_networks_of_transformers_whose_decoders_ask_for_hidden_states_are_timed
     segformer = transformers.SegformerForSemanticSegmentation(config)
     rows = time_engines({"a": segformer}, PX, [], ["fp32"], repeats=1)
     assert all(row.ms for row in rows), [row.reason for row in rows]
+
+
+SCRIPT = """
+from pathlib import Path
+import timm
+from torch import nn
+from subquad.exports.engine_times import time_engines
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Flatten()
+
+    def forward(self, image):
+        return self.part(image)
+
+with Path("runs.txt").open("a") as file:
+    file.write("run\\n")
+{guard}
+    rows = time_engines({{"a": {network}}}, (32, 32), [], ["fp32"], repeats=1)
+    print([row.reason for row in rows])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "guard", "runs", "said"),
+    [
+        ("nn.Flatten()", "if True:", 1, "['', '']"),
+        ("Net()", 'if __name__ == "__main__":', 3, "['', '']"),
+        ("Net()", "if True:", 1, "which read Net from script.py: put what it does below `if __name__ =="),
+    ],
+)
+def test_scripts_are_run_once_more_only_for_the_classes_that_they_define(tmp_path, network, guard, runs, said):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(guard=guard, network=network))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (said in done.stdout, done.stderr) == (True, "")
+    assert (tmp_path / "runs.txt").read_text().count("run") == runs
+
+
+def test_classes_of_a_notebook_are_asked_for_in_a_file(tmp_path, monkeypatch):
+    cls = type("Net", (nn.Flatten,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    sys.modules["__main__"].Net = cls
+    rows = time_engines({"a": cls()}, PX, [], ["fp32"], repeats=1)
+    assert {row.reason for row in rows} == {
+        "engines are timed in processes of their own: define Net in a file, and import it"
+    }
+
+
+def test_a_reason_that_all_have_is_said_once():
+    rows = [EngineTime("a", engine, "fp32", None, "too little") for engine in ("PyTorch", "onnx")]
+    assert "all: too little" in Advised("a", Advice([], {}, {}, {}, 1, 1), {PX: rows}).text
+    rows[0] = EngineTime("a", "PyTorch", "fp32", 1.0)
+    assert "onnx fp32, a: too little" in Advised("a", Advice([], {}, {}, {}, 1, 1), {PX: rows}).text
 
 
 @pytest.mark.long

@@ -3,20 +3,24 @@
 Engines keep threads of their own that wait by spinning, so that two of them in one process disturb each other.
 """
 
+import ast
 import copy
 import importlib.util
 import json
 import multiprocessing
 import signal
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from subquad.errors import SubquadError, reason_of
 from subquad.exports.exporting import DTYPES, export, exporter_named
@@ -112,6 +116,44 @@ def time_engines(
     return rows
 
 
+def _needs_script(file: Path) -> bool:
+    """Whether a process can read networks only once it has run the script that was started, which defines classes.
+
+    Raises:
+        SubquadError: it can't be run once more, in one line.
+    """
+    classes = [name for name in get_unsafe_globals_in_checkpoint(file) if name.startswith("__main__.")]
+    if not classes:
+        return False
+    name = classes[0].removeprefix("__main__.")
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None or not Path(script).is_file():
+        raise SubquadError(f"engines are timed in processes of their own: define {name} in a file, and import it")
+    if not _is_guarded(Path(script)):
+        raise SubquadError(
+            f"engines are timed in processes of their own, which read {name} from {Path(script).name}: put what it "
+            'does below `if __name__ == "__main__":`, or import the class from another file'
+        )
+    return True
+
+
+def _is_guarded(script: Path) -> bool:
+    """Whether a script asks for its name, as what is not to be done where it is read for its classes."""
+    asked = (node.test for node in ast.parse(script.read_bytes()).body if isinstance(node, ast.If))
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for test in asked for part in ast.walk(test))
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Let processes that are started here not run the script that this one was started with."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
 def _able(exporter: Exporter) -> tuple[str, ...]:
     """What of MEASURED a format can be."""
     floats = tuple(dtype for dtype in FLOATS if dtype in exporter.dtypes)
@@ -124,10 +166,15 @@ def in_a_process(
     """The rows of one engine, whose process may end as it likes."""
     answer = file.with_name("times.json")
     answer.unlink(missing_ok=True)
+    try:
+        starting = nullcontext() if _needs_script(file) else _without_script()
+    except SubquadError as error:
+        return [EngineTime(name, engine, dtype, None, str(error)) for name in names]
     child = multiprocessing.get_context("spawn").Process(
         target=_child, args=(file, answer, engine, dtype, px, repeats, torch.get_num_threads())
     )
-    child.start()
+    with starting:
+        child.start()
     try:
         child.join()
     finally:
