@@ -31,6 +31,7 @@ def loops(request, monkeypatch):
 )
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
+@pytest.mark.thinned(2)
 def test_a_network_is_as_exact_whatever_multiplies(kind, attention, half, loops):
     model, image = small(kind, attention).eval(), torch.randn(2, 3, 96, 64)
     for parameter in model.parameters():

@@ -1,5 +1,6 @@
 """Networks of anybody's own, small, with attention layers as people write them."""
 
+import timm
 import torch
 from einops import rearrange
 from einops.layers.torch import Rearrange
@@ -182,4 +183,77 @@ STEMS = {
         nn.Conv2d(3, 16, 7, 2, 3), nn.BatchNorm2d(16), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, DIM, 3, 2, 1), nn.GELU()
     ),
     "pooled": lambda: nn.Sequential(nn.Conv2d(3, DIM, 3, 1, 1), nn.AvgPool2d(8, 7)),
+}
+
+
+class Cut(nn.Module):
+    """Patches of 8 × 8, cut by einops' function, with a norm in front of the linear layer, as a map."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.proj = nn.LayerNorm(192), nn.Linear(192, DIM)
+
+    def forward(self, x):
+        patches = rearrange(x, "b c (y p) (x q) -> b (y x) (p q c)", p=8, q=8)
+        return rearrange(self.proj(self.norm(patches)), "b (y x) c -> b c y x", x=x.shape[3] // 8)
+
+
+class Unfolded(nn.Module):
+    """Patches of 4 × 16, by PyTorch's function."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(192, DIM)
+
+    def forward(self, image):
+        tokens = self.proj(F.unfold(image, (4, 16), stride=(4, 16)).mT)
+        return tokens.mT.unflatten(2, (image.shape[2] // 4, image.shape[3] // 16))
+
+
+class Tutorial(nn.Module):
+    """All in one module, with PyTorch's layers, whose images stand behind their tokens."""
+
+    def __init__(self, cut="b c (y p) (x q) -> (y x) b (c p q)"):
+        super().__init__()
+        self.cut, self.class_token, self.input_layer = cut, nn.Parameter(torch.zeros(1, 1, DIM)), nn.Linear(192, DIM)
+        self.layers, self.head = nn.ModuleList(TorchBlock() for _ in range(2)), nn.Linear(DIM, 5)
+
+    def forward(self, images):
+        x = self.input_layer(rearrange(images, self.cut, p=8, q=8))
+        x = torch.cat([self.class_token.expand(-1, x.shape[1], -1), x])
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x[0])
+
+
+class TorchBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attn, self.fc = nn.LayerNorm(DIM), nn.MultiheadAttention(DIM, HEADS), nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        return x + F.gelu(self.fc(x))
+
+
+class Timmed(nn.Module):
+    """Of timm's blocks, as many repositories have it, with patches cut by reshaping."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cls_token = nn.Linear(192, DIM), nn.Parameter(torch.zeros(1, 1, DIM))
+        self.blocks = nn.Sequential(*(timm.models.vision_transformer.Block(DIM, HEADS) for _ in range(2)))
+
+    def forward(self, x):
+        b, c, y, x_ = x.shape
+        patches = x.reshape(b, c, y // 8, 8, x_ // 8, 8).permute(0, 2, 4, 3, 5, 1).reshape(b, -1, 192)
+        return self.blocks(torch.cat([self.cls_token.expand(b, -1, -1), self.embed(patches)], dim=1))
+
+
+CUTS = {
+    "of timm's blocks": Timmed,
+    "einops": lambda: Network(Timms, embed=Cut()),
+    "unfold": lambda: Network(Timms, embed=Unfolded()),
+    "tutorial": Tutorial,
 }

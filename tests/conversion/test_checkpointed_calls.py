@@ -177,6 +177,7 @@ def test_what_is_kept_elsewhere_is_refused_where_it_cannot_be_told_apart():
         student(images(64, 80)).sum().add(student(images(64, 128)).sum()).backward()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 def test_blocks_that_are_compiled_alone_warn_of_shapes_of_one_number_of_tokens(whole, recwarn):

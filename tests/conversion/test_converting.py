@@ -337,13 +337,24 @@ def test_tokens_behind_several_convolutions_stand_on_the_map_of_the_last(name):
             assert attention != "softmax" or difference(answered, expected) < 1e-5
 
 
-def test_stems_that_are_no_chain_of_convolutions_are_refused_in_one_line():
-    convolution = nn.Conv2d(3, 48, 4, 4)
-    overlapping = nn.Conv2d(48, 48, 3, 2)
-    for stem in ((nn.MaxPool2d(4), convolution), (convolution, nn.MaxPool2d(4)), (convolution, overlapping)):
-        with pytest.raises(SubquadError, match="in front of the blocks") as caught:
-            subquad.convert(with_stem(*stem), "linear")
-        assert "\n" not in str(caught.value)
+OTHER_STEMS = {
+    "pooled before": (nn.MaxPool2d(4), nn.Conv2d(3, 48, 4, 4)),
+    "pooled behind": (nn.Conv2d(3, 48, 4, 4), nn.MaxPool2d(4)),
+    "overlapping behind": (nn.Conv2d(3, 48, 4, 4), nn.Conv2d(48, 48, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("stem", OTHER_STEMS.values(), ids=OTHER_STEMS)
+def test_stems_that_are_no_chain_of_convolutions_are_found_by_a_call_in_ones_own_network_alone(stem):
+    own = with_stem(*stem).eval()
+    student = subquad.convert(own, "softmax")
+    for size in ((64, 64), (64, 96)):
+        assert difference(answer(student, images(*size)), answer(own, images(*size))) < 1e-5
+    of_transformers = teacher("transformers ViT")
+    of_transformers.vit.embeddings.patch_embeddings.projection = nn.Sequential(*stem)
+    with pytest.raises(SubquadError, match="in front of the blocks") as caught:
+        subquad.convert(of_transformers, "linear")
+    assert "\n" not in str(caught.value)
 
 
 def test_stages_have_the_settings_of_a_pyramid():

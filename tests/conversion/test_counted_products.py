@@ -99,6 +99,7 @@ def test_text_where_a_student_would_take_more():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*FOREIGN, *MORE])
+@pytest.mark.thinned(3)
 def test_products_of_every_family_are_counted(name):
     model = foreign_teacher(name) if name in FOREIGN else teacher_of_more(name)
     side = 56 if "EVA" in name or name == "timm DINOv2 with registers" else 64

@@ -50,7 +50,7 @@ def test_what_is_converted_as_it_is_says_its_size(name):
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_it_is_exported_for_any_number_of_images(name):
     student, x = subquad.convert(teacher(name), "agent", num_agents=4), images(side_of(name))

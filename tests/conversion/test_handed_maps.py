@@ -52,7 +52,7 @@ def test_positions_are_made_for_the_map_that_reaches_each_layer(name):
 
 def test_images_that_a_network_is_not_made_for_are_refused_with_what_it_says():
     for name in ("timm Visformer", "timm VOLO", "timm CoAtNet"):
-        with pytest.raises(SubquadError, match=r"can't be run for images of 96×64 px, to see where its stages stand: "):
+        with pytest.raises(SubquadError, match=r"can't be run for images of 96×64 px, to see where its tokens stand: "):
             subquad.convert(teacher(name), "linear", img_size=(96, 64))
 
 
@@ -179,6 +179,7 @@ def test_where_heads_have_another_width_than_tokens_inline_reads_the_values():
 @pytest.mark.parametrize("attention", ["softmax", "agent"])
 # of the others PyTorch can't make a program, with or without our layers, or not in minutes (padding like TensorFlow's)
 @pytest.mark.parametrize("name", ["timm FastViT", "timm MobileNetV4", "timm MobileNetV4, heads apart"])
+@pytest.mark.thinned(2)
 def test_it_is_written_for_images_of_any_size(name, attention, tmp_path):
     student = subquad.convert(steady(name), attention)
     written = subquad.export(student, tmp_path / "n.pt2", format="pt2", img_size=128, dynamic="batch,size")
@@ -187,6 +188,7 @@ def test_it_is_written_for_images_of_any_size(name, attention, tmp_path):
         assert difference(program(images(*size)), answer(student, images(*size))) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.thinned(12)
 @pytest.mark.parametrize(

@@ -216,6 +216,7 @@ def test_tokens_that_fill_images_up_count_in_no_figure(name):
     assert fitted.judged["last_hidden_state"][0][1] == pytest.approx(both.error, rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformers SigLIP 2, NaFlex", "transformers MiniCPM-OCR"])
 def test_a_compiled_tower_of_packs_answers_as_it_does(name):
@@ -385,7 +386,7 @@ def test_a_student_runs_and_is_kept(name, attention, tmp_path):
 
 # transformers reads the numbers of patches, so that nothing can be traced, the teacher neither
 @pytest.mark.slow
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize(("name", "attention"), [pair for pair in STUDENTS if pair[0] not in PACKED])
 def test_a_student_is_exported(name, attention):
     student = student_of(teacher(name), attention)

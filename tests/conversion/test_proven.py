@@ -7,8 +7,23 @@ import warnings
 import pytest
 import torch
 from einops import rearrange
+from einops.layers.torch import Rearrange
 from foreign import difference
-from foreign_own import DIM, HEADS, PROVEN, STEMS, Block, KeysFirst, Network, OfTwo, Timms, WithMaps, somebodys
+from foreign_own import (
+    CUTS,
+    DIM,
+    HEADS,
+    PROVEN,
+    STEMS,
+    Block,
+    KeysFirst,
+    Network,
+    OfTwo,
+    Timms,
+    Tutorial,
+    WithMaps,
+    somebodys,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -53,17 +68,77 @@ def test_tokens_may_come_from_the_map_of_any_convolution(stem):
         subquad.convert(teacher, "agent")
 
 
+@pytest.mark.parametrize("name", CUTS)
+def test_patches_may_be_cut_by_code_for_a_linear_layer(name):
+    torch.manual_seed(0)
+    teacher = CUTS[name]().eval()
+    student = subquad.convert(copy.deepcopy(teacher), "softmax", img_size=32)
+    for size in ((32, 32), (48, 16)):
+        images = torch.randn(2, 3, *size)
+        assert difference(student(images), teacher(images)) < 1e-6
+    linear = subquad.convert(teacher, "agent", img_size=32)
+    for again in (copy.deepcopy(linear), pickle.loads(pickle.dumps(linear))):
+        assert torch.equal(again(images), linear(images))
+    assert torch.equal(subquad.restore(linear)(images), teacher(images))
+    with pytest.raises(SubquadError, match="does not say which images it is made for: give img_size"):
+        subquad.convert(teacher, "agent")
+
+
+def test_where_patches_are_cut_by_code_calls_that_bring_no_image_are_refused():
+    student = subquad.convert(Tutorial(), "agent", img_size=32)
+    with pytest.raises(SubquadError, match=r"takes images \(b, c, height, width\), got \[\(3, 32, 32\)\]"):
+        student(torch.zeros(3, 32, 32))
+    with pytest.raises(SubquadError, match="images of 7×32 px hold no patch of 8×8"):
+        student(torch.zeros(1, 3, 7, 32))
+
+
 def test_tokens_that_come_from_no_map_are_refused():
-    class Cut(nn.Module):
+    class Multiplied(nn.Module):
         def __init__(self):
             super().__init__()
-            self.proj = nn.Linear(3 * 64, DIM)
+            self.weight = nn.Parameter(torch.zeros(192, DIM))
 
         def forward(self, x):
-            return self.proj(F.unfold(x, 8, stride=8).mT).mT.unflatten(2, (x.shape[2] // 8, x.shape[3] // 8))
+            tokens = F.unfold(x, 8, stride=8).mT @ self.weight
+            return tokens.mT.unflatten(2, (x.shape[2] // 8, x.shape[3] // 8))
 
     with pytest.raises(SubquadError, match="no patch embedding, a convolution whose stride is its kernel's size"):
-        subquad.convert(Network(Timms, embed=Cut()), "agent", img_size=32)
+        subquad.convert(Network(Timms, embed=Multiplied()), "agent", img_size=32)
+
+
+class Transposed(nn.Module):
+    def forward(self, x):
+        return x.mT
+
+
+class Mapped(nn.Linear):
+    def __init__(self):
+        super().__init__(192, DIM)
+
+    def forward(self, x):
+        return super().forward(x).mT.unflatten(2, (4, 4))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda: Tutorial("b c (y p) (x q) -> (x y) b (c p q)"),
+        lambda: Network(Timms, embed=nn.Sequential(nn.Conv2d(3, DIM, 8, 8), Transposed())),
+        lambda: Network(Timms, embed=nn.Sequential(nn.Conv2d(3, DIM, 8, 6), Transposed())),
+        lambda: Network(
+            Timms, embed=nn.Sequential(Rearrange("b c (y p) (x q) -> b (x y) (p q c)", p=8, q=8), Mapped())
+        ),
+    ],
+)
+def test_tokens_that_do_not_stand_row_by_row_are_refused_and_nothing_is_left_behind(network):
+    model = network()
+    hooks, before = sum(len(one._forward_pre_hooks) for one in model.modules()), torch.random.get_rng_state()
+    with pytest.raises(
+        SubquadError, match=r"do not stand row by row, .*: token \d+ of .* is that of row 0, column [34] of "
+    ):
+        subquad.convert(model, "agent", img_size=32)
+    assert sum(len(one._forward_pre_hooks) for one in model.modules()) == hooks
+    assert model.training and torch.equal(before, torch.random.get_rng_state())
 
 
 def test_numbers_tell_in_what_order_a_projection_gives_its_parts():
@@ -211,6 +286,12 @@ def test_what_computes_something_else_is_not_taken_for_it(layer):
     assert reading_of(layer()) is None
     with pytest.raises(SubquadError, match=rf"layers.0.attn is a test_proven.{layer.__name__}, .* not known here"):
         subquad.convert(Network(layer), "agent")
+
+
+@pytest.mark.parametrize("name", ["MSA", "MHSA", "WMSA", "GatedAttn", "SelfAttentionLayer"])
+def test_what_is_called_attention_in_one_of_its_names_is_named_in_the_refusal(name):
+    with pytest.raises(SubquadError, match=rf"layers.0.attn is a .*{name}, an attention layer that is not known"):
+        subquad.convert(Network(type(name, (GatedAttention,), {})), "agent")
 
 
 def test_what_parts_have_as_settings_is_a_part_of_what_they_compute():

@@ -157,6 +157,7 @@ def test_timms_own_are_opened_for_images_of_a_size_that_they_are_not_told(name, 
     assert type(maker_of(f"timm/{name}")((64, 96))) is type(trained)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 def test_a_segmenter_is_written_for_images_of_any_size(attention, tmp_path):

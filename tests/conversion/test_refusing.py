@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from foreign import FOREIGN, TINY, answer, difference, images, teacher, timms
+from foreign_more import MORE
 from foreign_more import teacher as teacher_of_more
 from torch import nn
 
@@ -132,6 +133,24 @@ def test_a_forward_that_was_put_onto_a_layer_is_not_lost(name):
         subquad.convert(model, "softmax", blocks=[number], in_place=True)
     del layer.forward
     subquad.convert(model, "softmax", blocks=[number], in_place=True)
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, *MORE])
+def test_hooks_on_parts_that_a_converted_layer_has_not_are_refused(name):
+    model = teacher(name) if name in FOREIGN else teacher_of_more(name)
+    layers = conversion_of(student := subquad.convert(model, "linear")).paths
+    lost = [
+        (number, f"{path}.{part}")
+        for number, path in layers.items()
+        for part, _ in model.get_submodule(path).named_modules()
+        if part and part not in dict(student.get_submodule(path).named_modules())
+    ]
+    for number, path in lost:
+        handle = model.get_submodule(path).register_forward_hook(print)
+        with pytest.raises(SubquadError, match=rf"^{layers[number]}: somebody listens to the \S+ of a"):
+            subquad.convert(model, "linear")
+        handle.remove()
+    subquad.convert(model, "linear")
 
 
 @pytest.mark.parametrize("in_place", [False, True])

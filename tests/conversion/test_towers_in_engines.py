@@ -54,7 +54,7 @@ REFUSED = {
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("format", ENGINES)
 @pytest.mark.parametrize("name", PACKS)
 def test_engines_answer_as_a_tower_of_packs(name, format, tmp_path):
@@ -130,7 +130,7 @@ def step_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize("format", ["pt2", "onnx", "openvino"])
 @pytest.mark.parametrize("name", GENERATORS)
 def test_generators_are_written_with_all_that_changes_from_step_to_step(name, format, tmp_path):

@@ -47,6 +47,7 @@ def trained(recipe, folder):
     return json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_scenes_of_both_processes_are_counted_once(tmp_path):
     data = str(worlds.scenes(tmp_path / "scenes"))

@@ -100,6 +100,7 @@ def test_what_does_not_go_together_is_said(pipe):
                 block.set_chunk_feed_forward(None, dim=0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_shared_compiles_without_a_break(pipe):
     graphs = []

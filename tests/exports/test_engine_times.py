@@ -166,6 +166,7 @@ def test_onnx_files_are_timed_in_int8_as_well(in_this_process):
     assert rows[0].ms is not None and rows[0].ms > 0, rows[0].reason
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_networks_of_transformers_whose_decoders_ask_for_hidden_states_are_timed_in_their_process():
     transformers = pytest.importorskip("transformers")

@@ -55,6 +55,7 @@ def loaded(network, record):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SEGMENTERS))
+@pytest.mark.thinned(2)
 def test_segmenters_compute_what_the_released_ones_do(name):
     record = golden(name)
     head, outputs = name.split("_")[1], record["outputs"]
@@ -174,6 +175,7 @@ def check_two_stages(network, x, levels, record):
         ("dense_upernet_small", "agent_swin_tiny/upernet_160k"),
     ],
 )
+@pytest.mark.thinned(2)
 def test_files_of_the_authors_open_as_networks_that_find_what_was_recorded(name, row, tmp_path, monkeypatch):
     record = golden(name)
     monkeypatch.setenv("SUBQUAD_HOME", str(tmp_path / "home"))

@@ -128,6 +128,7 @@ SLOW_OR_NOT = [pytest.param(name, marks=pytest.mark.slow) if SLOW.search(name) e
 
 
 @pytest.mark.parametrize("name", SLOW_OR_NOT)
+@pytest.mark.thinned(3)
 def test_networks_compute_what_the_released_ones_do(name):
     record = golden(name)
     model = float64_network(released.our_network(name))

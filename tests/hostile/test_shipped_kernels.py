@@ -61,6 +61,7 @@ print(openmp._is_visible(), openmp.make_visible(), openmp._is_visible())
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_openmp_that_pytorch_loaded_for_itself_is_found():
     done = subprocess.run([sys.executable, "-c", LOADED_FOR_ITSELF], capture_output=True, text=True, check=True)

@@ -39,6 +39,7 @@ def test_two_processes_train_as_one(tmp_path):
     check(tmp_path, [LINEAR | {"mesh": [1, 2]}, AGENT | {"mesh": [1, 2]}], 2)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_parameters_may_be_sharded_and_blocks_computed_again_and_dropped(tmp_path):
     cases = [

@@ -200,6 +200,7 @@ def test_what_heads_read_has_the_dtype_of_tokens(pool):
     assert logits.dtype == torch.bfloat16
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_compiled_they_compute_the_same():

@@ -408,7 +408,7 @@ def test_torchscript_is_refused_with_what_to_take_instead(host):
             call()
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.slow
 @every_host
 def test_the_whole_network_compiles_without_a_graph_break(host):

@@ -301,6 +301,7 @@ def test_networks_of_depth_are_opened_and_their_students_fitted_to_depths(name, 
     assert fitted.judged.keys() == {"depth"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_networks_of_depth_are_written_for_images_of_any_size(tmp_path):
     torch.manual_seed(0)

@@ -105,6 +105,7 @@ def test_two_processes_learn_as_one_with_twice_the_batch(tiny, tmp_path):
             assert two[name] == pytest.approx(one[name], rel=1e-4), name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_several_processes_judge_the_weights_that_are_kept(tmp_path):
     """Batch norms of each process have seen its own images alone."""

@@ -63,8 +63,8 @@ class ConvertedAttention(nn.Module):
         in_pyramid: whether convolutions lead from one stage of this family's networks to the next, each to a smaller
             map, on which the layers behind it stand.
         is_handed_maps: whether calls bring maps, on which tokens stand; the network is run for where, see `map_under`.
-        finds_embedding: whether a network may be run to see where its tokens come from, where no convolution of patches
-            is there that says it.
+        is_anybodys: whether such layers stand in networks of anybody's own code, which may be run to see where their
+            tokens come from, and in which order they stand.
         others_see: what layers that are no targets see, where these can't be converted at all, as "windows".
         recorded_as: the full name of what holds such layers and gives transformers their attention maps, if something
             does.
@@ -77,7 +77,7 @@ class ConvertedAttention(nn.Module):
     listener: ClassVar[type[GridRecorder]] = GridRecorder
     in_pyramid: ClassVar[bool] = False
     is_handed_maps: ClassVar[bool] = False
-    finds_embedding: ClassVar[bool] = False
+    is_anybodys: ClassVar[bool] = False
     others_see: ClassVar[str | None] = None
     recorded_as: ClassVar[str | None] = None
     fills_images: ClassVar[bool] = False
@@ -118,6 +118,7 @@ class ConvertedAttention(nn.Module):
         self.inner.to(device=like.device, dtype=like.dtype)
         refuse_lost_weights(original, self)
         refuse_lost_forward(original)
+        refuse_lost_hooks(original, self)
         arguments = list(inspect.signature(original.forward).parameters)
         self.maps_asked_at = arguments.index("output_attentions") if "output_attentions" in arguments else None
         start_quietly(self.inner)
@@ -375,6 +376,17 @@ def refuse_lost_weights(original: nn.Module, converted: nn.Module) -> None:
                 f"weights of a {type_before_parametrizations(part).__name__} are computed of others, as by pruning or "
                 "weight norms, which is not carried over: make them permanent first, by torch.nn.utils.prune.remove or "
                 "torch.nn.utils.parametrize.remove_parametrizations"
+            )
+
+
+def refuse_lost_hooks(original: nn.Module, converted: nn.Module) -> None:
+    """Raise where somebody listens to a part of a layer that ours does not have."""
+    kept = dict(converted.named_modules())
+    for path, part in original.named_modules():
+        if path not in kept and is_heard(part):
+            raise SubquadError(
+                f"somebody listens to the {path} of a {type(original).__name__}, which a converted layer has not: take "
+                "the hook away"
             )
 
 

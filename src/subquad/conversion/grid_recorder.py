@@ -244,14 +244,14 @@ class GridRecorder:
         return self._by_thread.get(get_ident(), self._map)
 
     def __getstate__(self) -> dict[str, Any]:
-        # grids of a trace are symbols, which can't be copied
+        """The arguments that made it: grids of a trace are symbols, which can't be copied."""
         return {"prefix": self.prefix}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        GridRecorder.__init__(self, state["prefix"])
+        type(self).__init__(self, **state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GridRecorder":
-        copied = type(self)(self.prefix)
+        copied = type(self)(**self.__getstate__())
         memo[id(self)] = copied
         return copied
 

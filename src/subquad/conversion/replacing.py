@@ -124,7 +124,7 @@ def convert(
         model = _copied(model)
     else:
         _say_optimizers_are_old(model, [tower.layers[number].path for number in names])
-    recorder = tower.recorder(tower.grid.prefix)
+    recorder = tower.make_recorder()
     modules = dict(model.named_modules())
     made: dict[str, ConvertedAttention] = {}
     for number, mechanism in mechanisms.items():

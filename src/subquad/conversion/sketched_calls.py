@@ -1,4 +1,4 @@
-"""Calls of foreign networks without numbers, which show where tokens stand and what they come from."""
+"""Calls of foreign networks without numbers, which show where tokens stand."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
@@ -11,6 +11,9 @@ from torch.utils.hooks import RemovableHandle
 
 from subquad.errors import SubquadError, reason_without_path
 from subquad.grid import TokenGrid
+
+IMAGES = 2
+"""In a call without numbers: of a single image norms of batches have nothing to say in training."""
 
 
 def maps_of_calls(
@@ -36,7 +39,7 @@ def maps_of_calls(
 
         return hook
 
-    _run_sketched(
+    run_sketched(
         network, image, [network.get_submodule(path).register_forward_pre_hook(seen_at(path)) for path in layers]
     )
     if not seen:
@@ -44,55 +47,7 @@ def maps_of_calls(
     return seen
 
 
-def map_in_front(
-    network: nn.Module, layer: str, image: tuple[int, int, int], prefix: int
-) -> tuple[str, TokenGrid] | None:
-    """The last convolution or pooling before a layer is called whose map has a place for each of its tokens.
-
-    The network is run for that, without numbers: so the way from an image to tokens may be any.
-
-    Args:
-        network: which takes images.
-        layer: its path.
-        image: (channels, height, width).
-        prefix: tokens in front of the map.
-
-    Returns:
-        Its path and its grid; None where no map in front of the layer has as many places.
-
-    Raises:
-        SubquadError: the network can't be run so.
-    """
-    maps: dict[str, tuple[int, int]] = {}
-    found: list[tuple[str, TokenGrid]] = []
-    called = False
-
-    def hears(path: str) -> Any:
-        def hook(module: nn.Module, arguments: Any, given: Any) -> None:
-            if not called and isinstance(given, Tensor) and given.dim() == 4:
-                maps.pop(path, None)
-                maps[path] = given.shape[-2], given.shape[-1]
-
-        return hook
-
-    def tokens_come(module: nn.Module, arguments: Any, named: Any) -> None:
-        nonlocal called
-        x = next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
-        if not called and x is not None and x.dim() == 3:
-            fitting = [path for path, (y, x_) in maps.items() if y * x_ + prefix == x.shape[1]]
-            found.extend((path, TokenGrid(*maps[path], prefix)) for path in fitting[-1:])
-        called = True
-
-    makers = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
-    handles = [
-        one.register_forward_hook(hears(path)) for path, one in network.named_modules() if isinstance(one, makers)
-    ]
-    handles.append(network.get_submodule(layer).register_forward_pre_hook(tokens_come, with_kwargs=True))
-    _run_sketched(network, image, handles)
-    return found[0] if found else None
-
-
-def _run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Iterable[RemovableHandle]) -> None:
+def run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Iterable[RemovableHandle]) -> None:
     """Run a network for images (channels, height, width), without numbers, and take the hooks away that hear of it.
 
     Raises:
@@ -101,14 +56,13 @@ def _run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Iter
     tensors = chain(network.named_parameters(), network.named_buffers())
     state = {name: one.detach().to("meta") for name, one in tensors}
     dtype = next((one.dtype for one in state.values() if one.is_floating_point()), torch.float32)
-    # of a single image norms of batches have nothing to say in training
-    sketched = torch.empty(2, *image, dtype=dtype, device="meta")
+    sketched = torch.empty(IMAGES, *image, dtype=dtype, device="meta")
     try:
         with torch.no_grad():
             functional_call(network, state, (sketched,))
     except Exception as error:
         raise SubquadError(
-            f"a {type(network).__name__} can't be run for images of {image[1]}×{image[2]} px, to see where its stages "
+            f"a {type(network).__name__} can't be run for images of {image[1]}×{image[2]} px, to see where its tokens "
             f"stand: {reason_without_path(error)[:200]}; if it is made for others, give img_size"
         ) from None
     finally:

@@ -1,7 +1,7 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, groupby, pairwise
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from subquad.attention.bricks import is_conv
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
+from subquad.conversion.families.twins import OF_LIBRARIES
 from subquad.conversion.grid_recorder import GridRecorder, is_called
+from subquad.conversion.image_recorder import ImageRecorder
 from subquad.conversion.pyramids import (
     follows,
     grids_of_layers,
@@ -22,7 +24,8 @@ from subquad.conversion.pyramids import (
     resizing_behind,
     stage_of,
 )
-from subquad.conversion.sketched_calls import map_in_front, maps_of_calls
+from subquad.conversion.sketched_calls import maps_of_calls
+from subquad.conversion.tokens_origin import Origin, chosen_origin, origins_of_tokens
 from subquad.errors import SubquadError, network_within
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
@@ -45,7 +48,11 @@ PREFIX_TOKENS = (
 """Parameters (1, p, c) or (c,) of an embedding that put tokens in front of the map's."""
 
 _BLOCK = re.compile(r"\d+$")
-_CALLED_ATTENTION = re.compile(r"Attention|Attn")
+_CALLED_ATTENTION = re.compile(r"Attention|Attn|(MSA|MHSA|MHA)(?![a-z])")
+
+
+LIBRARIES = OF_LIBRARIES - {"torch"}
+"""Whose networks are known, and are refused for reasons of their own."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,7 @@ class Tower:
         host: the host whose usual settings mechanisms have here, see `Traits.in_hosts`.
         recorder: what listens to the embedding.
         resizing: paths of the convolutions behind it that lead from stage to stage, to which it listens as well.
+        patch: (height, width) of the patches that the part at `embedding` cuts, where it is no module that shows it.
     """
 
     embedding: str
@@ -103,6 +111,13 @@ class Tower:
     host: str = "vit"
     recorder: type[GridRecorder] = GridRecorder
     resizing: tuple[str, ...] = ()
+    patch: tuple[int, int] | None = None
+
+    def make_recorder(self) -> GridRecorder:
+        """One that listens to the embedding, for all layers."""
+        if self.patch is not None:
+            return ImageRecorder(self.grid.prefix, self.patch)
+        return self.recorder(self.grid.prefix)
 
     @property
     def depths(self) -> list[int]:
@@ -204,6 +219,9 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
             f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
             "set_input_size on the network instead"
         )
+    if _may_be_asked([layer.path for layer in layers], modules):
+        image = (image_channels(model), size[0], size[1])
+        chosen_origin(model, [Origin(stem[-1], grid)], layers[0].path, image)
     return Tower(stem[-1], grid, layers, _host_of(layers), recorder)
 
 
@@ -389,29 +407,41 @@ def _changes_size(module: Any) -> bool:
 def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, prefix: int | None) -> Tower | None:
     """The tower of a network in which tokens come from the map of any convolution: a call shows from which.
 
-    None where no family allows for that, or no map has a place for each token.
+    None where it may not be asked, or no map has a place for each token.
 
     Raises:
         SubquadError: the network does not say its size, or can't be run.
     """
     paths = list(_candidates("", modules))
-    families = [converted_class(modules[path]) for path in paths]
-    if not any(family is not None and family.finds_embedding for family in families):
+    if not _may_be_asked(paths, modules):
         return None
     size = _within(img_size, 2) or _size_of(model, model)
     if size is None:
-        raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
+        raise SubquadError(
+            f"a {type(model).__name__} has no patch embedding, a convolution whose stride is its kernel's size, and "
+            "does not say which images it is made for: give img_size, for a call to show where its tokens stand"
+        )
     if prefix is None:
         # of the part that holds the blocks, or of what holds that
         parts = in_common(paths)
         holders = (modules[".".join(parts[:length])] for length in range(len(parts), -1, -1))
         prefix = next((count for one in holders if (count := _prefix_tokens(one, None))), 0)
-    found = map_in_front(model, paths[0], (image_channels(model), size[0], size[1]), prefix)
-    if found is None:
+    image = (image_channels(model), size[0], size[1])
+    origins = origins_of_tokens(model, paths[0], image, prefix)
+    if not origins:
         return None
-    embedding, grid = found
-    layers = tuple(_layers("", modules, grid))
-    return Tower(embedding, grid, layers, _host_of(layers))
+    found = chosen_origin(model, origins, paths[0], image)
+    layers = tuple(_layers("", modules, found.grid))
+    return Tower(found.path, found.grid, layers, _host_of(layers), patch=found.patch)
+
+
+def _may_be_asked(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:
+    """Whether a network may be run to see where the tokens of these layers stand: where its code is anybody's."""
+    parts = in_common(layers)
+    holders = (modules[".".join(parts[:length])] for length in range(len(parts) + 1))
+    of_library = any(type(one).__module__.partition(".")[0] in LIBRARIES for one in holders)
+    families = (converted_class(modules[path]) for path in layers)
+    return not of_library and any(family is not None and family.is_anybodys for family in families)
 
 
 def _map_behind(

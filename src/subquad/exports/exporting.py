@@ -28,6 +28,7 @@ from subquad.exports.formats import EXPORTERS, Exporter, Runner
 from subquad.exports.known_arguments import WithArguments, check_alone, in_dtype
 from subquad.exports.named_answers import with_one_answer
 from subquad.exports.programs import (
+    LargerSidesError,
     as_formulas,
     check_dynamic,
     check_most,
@@ -146,9 +147,14 @@ def _size_of_images(model: nn.Module, img_size: Pixels | None, dynamic: Sequence
     if pixels is None:
         raise SubquadError("this network does not say what images it was made for: name their pixels, img_size=…")
     size, least = height_and_width(pixels), least_pixels(model)
-    if "size" in dynamic and min(size) < least:
-        raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
+    if "size" in dynamic:
+        _check_least(size, least)
     return size, least
+
+
+def _check_least(size: tuple[int, int], least: int) -> None:
+    if min(size) < least:
+        raise SubquadError(f"for images of any size this network takes at least {least} px, got {size[0]}×{size[1]}")
 
 
 def names_in(dynamic: str | Sequence[str]) -> list[str]:
@@ -264,7 +270,11 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
         # of the libraries that translate, about themselves
         warnings.simplefilter("ignore")
         aside = folder / path.name
-        run = _translated(model, aside, exporter, wanted, examples)
+        try:
+            run = _translated(model, aside, exporter, wanted, examples)
+        except LargerSidesError as error:
+            _check_least(wanted.size, error.least)
+            return _written(model, path, exporter, replace(wanted, least=error.least))
         try:
             difference = largest_difference(model, run, tried, wanted.dtype, tolerance)
         except DoesNotRunError as error:

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -50,6 +51,22 @@ def check_most(dynamic: Sequence[str], batch: int, size: tuple[int, int]) -> Non
         )
 
 
+class LargerSidesError(SubquadError):
+    """Images of any size have to be larger, for this network to be traced.
+
+    Args:
+        least: pixels of the shortest side.
+    """
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"images of any size have sides of {least} px at least in this network")
+        self.least = least
+
+
+_LEAST = re.compile(r"(\d+) <= L\['\w+'\]\.size\(\)\[[23]\]")
+"""What torch.export finds out of sides."""
+
+
 def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: int, step: int = 1) -> ExportedProgram:
     """Trace `model`, which takes `images` (b, c, height, width) and gives one tensor.
 
@@ -63,6 +80,7 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
         step: the number of which its sides are multiples.
 
     Raises:
+        LargerSidesError: it can be traced for larger images.
         SubquadError: it can't be traced, in one line.
     """
     changing = {}
@@ -74,7 +92,13 @@ def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: 
         changing |= {2: _side("height", least, step), 3: _side("width", least, step)}
         # unequal, and so large that nothing on the way is 1 or happens to fit
         images = images.new_zeros(*images.shape[:2], *multiples_from((2 * least + 63, 2 * least + 15), step))
-    return _traced(model, (images,), _of_images(model, changing) if changing else None)
+    try:
+        return _traced(model, (images,), _of_images(model, changing) if changing else None)
+    except UserError as error:
+        larger = max(map(int, _LEAST.findall(str(error))), default=0)
+        if "size" in dynamic and larger > least:
+            raise LargerSidesError(larger) from error
+        raise
 
 
 def _side(name: str, least: int, step: int) -> Any:

@@ -17,7 +17,7 @@ from subquad.conversion.grid_recorder import REPLACED, GridRecorder, is_called
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
-_CUT = re.compile(r"\(\w+ (\w+)\)")
+_CUT = re.compile(r"\((\w+) (\w+)\)")
 _POSITIONS = ("pos_embedding", "position_embeddings", "pos_embed", "position_embedding", "positional_embedding")
 
 
@@ -82,7 +82,7 @@ class PatchesRecorder(GridRecorder):
 
 
 def patch_of(module: Any) -> tuple[int, ...]:
-    """Sides of the patches that a module cuts out of images (b, c, ...); none where it cuts none."""
+    """Sides of the patches that a module cuts out of images (b, c, ...), row by row; none where it cuts none."""
     if isinstance(module, nn.Conv2d | nn.Conv3d):
         return tuple(module.kernel_size) if module.stride == module.kernel_size else ()
     # copies of an einops layer have none of its hooks: what holds it is listened to
@@ -90,8 +90,11 @@ def patch_of(module: Any) -> tuple[int, ...]:
     if first is None or not is_called(first, "einops.layers.torch.Rearrange"):
         return ()
     cutting: Any = first
-    front, _, cut = cutting.pattern.partition("->")[0].strip().partition(" c ")
-    names = _CUT.findall(cut) if front == "b" else []
+    before, _, behind = cutting.pattern.partition("->")
+    front, _, cut = before.strip().partition(" c ")
+    places, names = zip(*_CUT.findall(cut), strict=True) if front == "b" and _CUT.search(cut) else ((), ())
+    if places != tuple(one for one in re.findall(r"\w+", behind) if one in places):
+        return ()
     return tuple(cutting.axes_lengths[name] for name in names) if len(names) in (2, 3) else ()
 
 

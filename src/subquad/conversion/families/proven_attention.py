@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_heard
 from subquad.conversion.converted_attention import ConvertedAttention, refuse_own_scale
 from subquad.conversion.families.patches_recorder import PatchesRecorder
 from subquad.conversion.families.readings import Reading, holds_at, linear_of, reading_of
@@ -19,7 +18,7 @@ class ProvenAttention(ConvertedAttention):
     """Tokens (b, n, c) to tokens, alone or with what stood beside them; no masks, no positions."""
 
     listener: ClassVar[type[GridRecorder]] = PatchesRecorder
-    finds_embedding: ClassVar[bool] = True
+    is_anybodys: ClassVar[bool] = True
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
@@ -51,12 +50,6 @@ class ProvenAttention(ConvertedAttention):
     def check(self, original: nn.Module) -> None:
         reading = read(original)
         refuse_own_scale(reading.scale, reading.width)
-        for name, part in original.named_children():
-            if name not in reading.parts and any(map(is_heard, part.modules())):
-                raise SubquadError(
-                    f"somebody listens to the {name} of a {type(original).__name__}, which a converted layer has not: "
-                    "take the hook away"
-                )
 
     def sizes(self, original: nn.Module) -> tuple[int, int]:
         reading = read(original)

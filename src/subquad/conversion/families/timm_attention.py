@@ -20,6 +20,7 @@ class TimmAttention(ConvertedAttention):
 
     replaces: ClassVar[tuple[str, ...]] = ("timm.layers.attention.Attention",)
     listener: ClassVar[type[GridRecorder]] = TimmRecorder
+    is_anybodys: ClassVar[bool] = True
 
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)

@@ -31,6 +31,7 @@ class TorchAttention(ConvertedAttention):
     """Answers with a pair, as the original: tokens, and weights that are not formed."""
 
     replaces = ("torch.nn.modules.activation.MultiheadAttention",)
+    is_anybodys = True
 
     # nn.TransformerEncoderLayer asks for these, and then takes no short cut past this layer
     _qkv_same_embed_dim = False

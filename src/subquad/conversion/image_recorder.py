@@ -1,0 +1,54 @@
+"""Where tokens stand whose patches no module cuts: by the image that a part is handed.
+
+Networks of one's own often cut patches by `unfold`, by einops' function or by reshaping, for a linear layer. Then no
+module gives a map: the part that does it is listened to, in front, and how large patches are is known from elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from subquad.conversion.grid_recorder import GridRecorder
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+
+
+class ImageRecorder(GridRecorder):
+    """Listens to a part that is handed images or maps (b, c, height, width), in front of it.
+
+    Args:
+        prefix: tokens in front of the map.
+        patch: (height, width) of a patch.
+    """
+
+    in_front: ClassVar[bool] = True
+
+    def __init__(self, prefix: int, patch: tuple[int, int]) -> None:
+        super().__init__(prefix)
+        self.patch = patch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"patch": self.patch}
+
+    def __call__(self, module: Any, arguments: Any, named: Any) -> None:
+        """What a hook in front of the part is called with.
+
+        Raises:
+            SubquadError: these are no images, or smaller than a patch.
+        """
+        image = maps_handed_to(arguments, named)
+        if image is None:
+            given = [tuple(one.shape) for one in (*arguments, *named.values()) if isinstance(one, Tensor)]
+            raise SubquadError(f"a converted network takes images (b, c, height, width), got {given}")
+        height, width = (length // side for length, side in zip(image.shape[-2:], self.patch, strict=True))
+        if not height or not width:
+            sides = [f"{y}×{x}" for y, x in (image.shape[-2:], self.patch)]
+            raise SubquadError(f"images of {sides[0]} px hold no patch of {sides[1]}")
+        self.record(TokenGrid(height, width))
+
+
+def maps_handed_to(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
+    """The image or map (b, c, height, width) that a call begins with."""
+    x = next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
+    return x if x is not None and x.dim() == 4 else None

@@ -1,0 +1,235 @@
+"""What tokens come from in a network of anybody's code: the last map in front of its attention layers, and which way.
+
+A call without numbers shows of which map the tokens are as many, whatever makes it; a call with numbers, whether they
+stand row by row: of a place that is changed, the token changes most that should stand there.
+
+Letters: b batch, c channels, n tokens.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.conversion.sketched_calls import IMAGES, run_sketched
+from subquad.errors import SubquadError
+from subquad.grid import TokenGrid
+
+MAKERS = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
+"""What gives maps (b, c, y, x)."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a layer's tokens come from.
+
+    Attributes:
+        path: of the convolution or pooling that gives a map, or of the part that is handed what patches are cut of.
+        grid: of the tokens, those in front included.
+        patch: (height, width) of patches that code without a module cuts for a linear layer; None behind a map.
+    """
+
+    path: str
+    grid: TokenGrid
+    patch: tuple[int, int] | None = None
+
+
+def origins_of_tokens(network: nn.Module, layer: str, image: tuple[int, int, int], prefix: int) -> list[Origin]:
+    """The last map before a layer is called that has a place for each of its tokens; of patches all that may be cut.
+
+    The network is run for that, without numbers: so the way from an image to tokens may be any. A map is what a
+    convolution or a pooling gives, or the patches that a linear layer is handed.
+
+    Args:
+        network: which takes images.
+        layer: its path.
+        image: (channels, height, width).
+        prefix: tokens in front of the map.
+
+    Returns:
+        None of them where no map in front of the layer has as many places.
+
+    Raises:
+        SubquadError: the network can't be run so.
+    """
+    sketch = _Sketch(layer, prefix)
+    handles = []
+    for path, part in network.named_modules():
+        handles.append(part.register_forward_pre_hook(sketch.enters(path), with_kwargs=True))
+        handles.append(part.register_forward_hook(sketch.leaves(path)))
+    run_sketched(network, image, handles)
+    of_maps = ([one for one in map_ if one.grid.num_tokens == sketch.count] for map_ in reversed(sketch.maps.values()))
+    return next(filter(None, of_maps), [])
+
+
+class _Sketch:
+    """What is heard of a call: the maps in front of a layer, and how many tokens that is handed."""
+
+    def __init__(self, layer: str, prefix: int) -> None:
+        self.layer, self.prefix = layer, prefix
+        self.maps: dict[str, list[Origin]] = {}
+        self.count: int | None = None
+        self._handed: list[tuple[str, torch.Size]] = []
+
+    def enters(self, path: str) -> Any:
+        def hook(module: nn.Module, arguments: Any, named: Any) -> None:
+            x = next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
+            if x is None or self.count is not None:
+                return
+            if x.dim() == 4:
+                self._handed.append((path, x.shape))
+            elif x.dim() == 3 and path == self.layer:
+                self.count = _tokens_in(x)
+            elif x.dim() == 3 and isinstance(module, nn.Linear) and self._handed:
+                holder, (_, channels, *sides) = self._handed[-1]
+                cuts = _ways_to_cut(module.in_features / channels, sides, _tokens_in(x))
+                self._note(holder, [Origin(holder, self._grid(*map_), patch) for map_, patch in cuts])
+
+        return hook
+
+    def leaves(self, path: str) -> Any:
+        def hook(module: nn.Module, arguments: Any, given: Any) -> None:
+            if self._handed and self._handed[-1][0] == path:
+                self._handed.pop()
+            if self.count is None and isinstance(module, MAKERS) and isinstance(given, Tensor) and given.dim() == 4:
+                self._note(path, [Origin(path, self._grid(*given.shape[-2:]))])
+
+        return hook
+
+    def _grid(self, height: int, width: int) -> TokenGrid:
+        return TokenGrid(height, width, self.prefix)
+
+    def _note(self, path: str, map_: list[Origin]) -> None:
+        # in the order of the last calls
+        self.maps.pop(path, None)
+        self.maps[path] = map_
+
+
+def _tokens_in(x: Tensor) -> int:
+    """N of (b, n, c), or of (n, b, c), as some have them."""
+    return x.shape[0] if x.shape[1] == IMAGES else x.shape[1]
+
+
+def _ways_to_cut(area: float, sides: Sequence[int], count: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Maps (rows, columns) of so many patches of an area, and (height, width) of these; squares first."""
+    whole = round(area)
+    patches = [(y, whole // y) for y in range(2, whole) if whole == area and whole % y == 0]
+    pairs = [((sides[0] // y, sides[1] // x), (y, x)) for y, x in patches]
+    fitting = [(map_, patch) for map_, patch in pairs if map_[0] * map_[1] == count]
+    return sorted(fitting, key=lambda pair: pair[1][0] != pair[1][1])
+
+
+PROBED = 5
+"""Places that are changed."""
+
+
+def chosen_origin(network: nn.Module, origins: Sequence[Origin], layer: str, image: tuple[int, int, int]) -> Origin:
+    """That on which a layer's tokens stand row by row, or the first where that is not known.
+
+    The network is run for it, up to the layer, for images of random numbers that differ in one place each. Of networks
+    that can't be copied or have no numbers yet, and behind other modules, it is not known.
+
+    Args:
+        network: which takes images.
+        origins: of which the layer's tokens may be.
+        layer: its path.
+        image: (channels, height, width).
+
+    Raises:
+        SubquadError: they stand so on none.
+    """
+    refusals = []
+    for origin in origins:
+        refusal = _refusal(network, origin, layer, image)
+        if refusal is None:
+            return origin
+        refusals.append(refusal)
+    raise refusals[0]
+
+
+def _refusal(network: nn.Module, origin: Origin, layer: str, image: tuple[int, int, int]) -> SubquadError | None:
+    """What is to be said where tokens do not stand row by row on a map."""
+    places = _some_places(origin.grid)
+    handed = None
+    if origin.patch is not None or isinstance(network.get_submodule(origin.path), MAKERS):
+        handed = _tokens_of_changed(network, origin, layer, image, places)
+    if handed is None or handed.shape[1] != origin.grid.num_tokens:
+        # of other numbers of tokens the first call says so
+        return None
+    changes = (handed[1:] - handed[:1]).float().square().sum(dim=-1)
+    for (y, x), found in zip(places, changes.argmax(dim=-1).tolist(), strict=True):
+        if found != origin.grid.prefix + y * origin.grid.width + x:
+            return SubquadError(
+                f"the tokens of a {type(network).__name__} do not stand row by row, which mechanisms that know of "
+                f"neighbours count on: token {found} of {layer} is that of row {y}, column {x} of "
+                f"{origin.path or 'the image'}; {origin.grid.prefix} tokens stand in front"
+            )
+    return None
+
+
+def _some_places(grid: TokenGrid) -> list[tuple[int, int]]:
+    """(row, column), corners and others."""
+    height, width = int(grid.height), int(grid.width)
+    drawn = ((height * step // PROBED, width * (2 * step + 1) // (2 * PROBED)) for step in range(PROBED))
+    return list(dict.fromkeys([(0, 0), (0, width - 1), (height - 1, 0), *drawn]))
+
+
+class _ReachedError(Exception):
+    """The layer is called."""
+
+
+def _tokens_of_changed(
+    network: nn.Module, origin: Origin, layer: str, image: tuple[int, int, int], places: list[tuple[int, int]]
+) -> Tensor | None:
+    """Tokens (b, n, c) of an image as it is, and of images of which a place of the map is changed each.
+
+    None where the network can't be run so.
+    """
+    shared = {id(one): one for one in chain(network.parameters(), network.buffers())}
+    weights = next((one for one in network.parameters() if one.is_floating_point()), None)
+    if weights is None or any(one.is_meta for one in shared.values()):
+        return None
+    handed: list[Tensor] = []
+
+    def change(map_: Tensor) -> Tensor:
+        height, width = origin.patch or (1, 1)
+        changed = map_.clone()
+        for number, (y, x) in enumerate(places, start=1):
+            part = changed[number, :, y * height : (y + 1) * height, x * width : (x + 1) * width]
+            part += 3 * torch.randn_like(part)
+        return changed
+
+    def in_front(module: nn.Module, arguments: Any, named: Any) -> Any:
+        return (change(arguments[0]), *arguments[1:]), named
+
+    def behind(module: nn.Module, arguments: Any, given: Tensor) -> Tensor:
+        return change(given)
+
+    def reached(module: nn.Module, arguments: Any, named: Any) -> None:
+        x = next(one for one in (*arguments, *named.values()) if isinstance(one, Tensor))
+        handed.append(x if x.shape[0] == len(places) + 1 else x.transpose(0, 1))
+        raise _ReachedError
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        try:
+            # evaluated, whatever the network is about; all that has numbers is the network's own
+            twin = copy.deepcopy(network, shared).eval()
+            part = twin.get_submodule(origin.path)
+            if origin.patch is None:
+                part.register_forward_hook(behind)
+            else:
+                part.register_forward_pre_hook(in_front, with_kwargs=True)
+            twin.get_submodule(layer).register_forward_pre_hook(reached, with_kwargs=True)
+            one = torch.randn(1, *image).to(weights)
+            twin(one.expand(len(places) + 1, -1, -1, -1))
+        except _ReachedError:
+            return handed[0]
+        except Exception:
+            # that is somebody's code, which may say in any way that it can't be copied or run
+            return None
+    return None
