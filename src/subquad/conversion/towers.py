@@ -1,29 +1,29 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from subquad.attention.bricks import is_conv
+from subquad.conversion.attention_layers import (
+    Layer,
+    host_of,
+    layers_below,
+    paths_in_pyramid,
+    paths_of_layers,
+    refuse_unknown,
+    ways_to_maps,
+)
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
 from subquad.conversion.families import converted_class
 from subquad.conversion.families.twins import OF_LIBRARIES
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.conversion.image_recorder import ImageRecorder
-from subquad.conversion.pyramids import (
-    follows,
-    grids_of_layers,
-    holder_of,
-    in_common,
-    resizing_behind,
-    stage_of,
-)
+from subquad.conversion.patch_embeddings import count_prefix, find_embedding, map_behind, reckons, root_of, stem_of
+from subquad.conversion.pyramids import grids_of_layers, holder_of, in_common, resizing_behind, stage_of
 from subquad.conversion.sketched_calls import maps_of_calls
 from subquad.conversion.tokens_origin import Origin, chosen_origin, origins_of_tokens
 from subquad.errors import SubquadError, network_within
@@ -33,62 +33,8 @@ from subquad.models.layers import SelfAttention
 from subquad.models.stated_inputs import OF_IMAGES, image_channels, said_size, size_of_weights
 from subquad.models.variants import HOSTS
 
-PREFIX_TOKENS = (
-    "cls_token",
-    "class_token",
-    "cls_register_token",
-    "class_embedding",
-    "dist_token",
-    "distillation_token",
-    "reg_token",
-    "register_tokens",
-    "storage_tokens",
-    "prefix_tokens",
-)
-"""Parameters (1, p, c) or (c,) of an embedding that put tokens in front of the map's."""
-
-_BLOCK = re.compile(r"\d+$")
-_CALLED_ATTENTION = re.compile(r"Attention|Attn|(MSA|MHSA|MHA)(?![a-z])")
-
-
 LIBRARIES = OF_LIBRARIES - {"torch"}
 """Whose networks are known, and are refused for reasons of their own."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """An attention layer in a block: its path, and the class of ours that may stand for it, if any.
-
-    Attributes:
-        grid: of its tokens, for images of the size that position parameters are made for.
-        number: of its block, from 0; in one of our networks, within its stage.
-    """
-
-    path: str
-    module: nn.Module
-    block: nn.Module
-    known: type[ConvertedAttention] | None
-    grid: TokenGrid
-    number: int
-
-    @property
-    def is_target(self) -> bool:
-        """Whether it is meant where all are to be replaced."""
-        return self.known is None or self.known.is_target(self.module, self.block, self.number)
-
-    @property
-    def family(self) -> type[ConvertedAttention]:
-        """The class of ours that may stand for it.
-
-        Raises:
-            SubquadError: its kind is not known.
-        """
-        if self.known is None:
-            raise SubquadError(
-                f"{_named(self.path, self.module)}: leave its block out of `blocks`, or register a family "
-                "(docs/convert.md)"
-            )
-        return self.known
 
 
 @dataclass(frozen=True)
@@ -175,27 +121,27 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
         if isinstance(module, Backbone):
             return _own_tower(module, path, modules, _within(img_size, 2))
     _refuse_by_name(modules)
-    _refuse_unknown("", modules)
+    refuse_unknown("", modules)
     try:
-        path, recorder = _embedding(modules)
+        path, recorder = find_embedding(modules)
     except SubquadError as error:
         if (found := _found_by_a_call(model, modules, img_size, prefix)) is None:
             raise error from None
         return found
-    root = _root_of(path, modules)
-    if in_pyramid := _in_pyramid(root, modules):
+    root = root_of(path, modules)
+    if in_pyramid := paths_in_pyramid(root, modules):
         # one stage may hold the embedding, and others stand beside it
-        root = holder_of([path, *_in_pyramid("", modules)], modules)
-    _refuse_unknown(root, modules)
+        root = holder_of([path, *paths_in_pyramid("", modules)], modules)
+    refuse_unknown(root, modules)
     holder: Any = modules[root]
     img_size = _within(img_size, recorder.most_sides(modules[path]))
     size = img_size or _size_of(holder, model) or recorder.size_of(holder, modules[path])
     if size is None:
         raise SubquadError(f"{type(model).__name__} does not say which images it is made for: give img_size")
-    ways = _ways_to_maps(root, modules)
+    ways = ways_to_maps(root, modules)
     if prefix is None:
         # a class token may come in behind the maps
-        prefix = 0 if ways else _prefix_tokens(holder, modules[path.rpartition(".")[0]])
+        prefix = 0 if ways else count_prefix(holder, modules[path.rpartition(".")[0]])
     if in_pyramid and prefix:
         raise SubquadError(f"no tokens stand in front of the maps of a {type(holder).__name__}: leave prefix out")
     if ways:
@@ -203,17 +149,17 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
     if in_pyramid:
         return _pyramid(path, root, modules, recorder, size)
     try:
-        stem = _stem_of(path, root, modules, recorder)
+        stem = stem_of(path, root, modules, recorder)
     except SubquadError as error:
         if (found := _found_by_a_call(model, modules, img_size, prefix)) is None:
             raise error from None
         return found
     whole = recorder.whole_size(getattr(holder, "config", None), size)
-    grid = TokenGrid(*_map_behind(stem, modules, recorder, whole), prefix)
-    layers = tuple(_layers(root, modules, grid))
+    grid = TokenGrid(*map_behind(stem, modules, recorder, whole), prefix)
+    layers = tuple(layers_below(root, modules, grid))
     # layers that stand where they do whatever the image is: their maps are in their weights
     twice = TokenGrid(2 * grid.height, 2 * grid.width, prefix)
-    stays = (a.grid == b.grid for a, b in zip(layers, _layers(root, modules, twice), strict=True))
+    stays = (a.grid == b.grid for a, b in zip(layers, layers_below(root, modules, twice), strict=True))
     if img_size not in (None, _size_of(holder, model)) and any(stays):
         raise SubquadError(
             f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
@@ -222,7 +168,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
     if _may_be_asked([layer.path for layer in layers], modules):
         image = (image_channels(model), size[0], size[1])
         chosen_origin(model, [Origin(stem[-1], grid)], layers[0].path, image)
-    return Tower(stem[-1], grid, layers, _host_of(layers), recorder)
+    return Tower(stem[-1], grid, layers, host_of(layers), recorder)
 
 
 def other_towers(model: nn.Module, tower: Tower) -> list[str]:
@@ -231,11 +177,11 @@ def other_towers(model: nn.Module, tower: Tower) -> list[str]:
     inside = ".".join(in_common([tower.embedding, *(layer.path for layer in tower.layers)]))
     roots: dict[str, None] = {}
     for path, module in modules.items():
-        if not (tower.recorder.hears(module) or _reckons(module)):
+        if not (tower.recorder.hears(module) or reckons(module)):
             continue
-        root = _root_of(path, modules)
+        root = root_of(path, modules)
         apart = inside and root and not f"{inside}.".startswith(f"{root}.") and not f"{root}.".startswith(f"{inside}.")
-        if apart and any(converted_class(modules[one]) is not None for one in _candidates(root, modules)):
+        if apart and any(converted_class(modules[one]) is not None for one in paths_of_layers(root, modules)):
             roots[root] = None
     return list(roots)
 
@@ -270,22 +216,16 @@ def _pyramid(
     size: tuple[int, ...],
 ) -> Tower:
     """A network of stages that convolutions lead to: a grid for each."""
-    paths = list(_candidates(root, modules))
+    paths = list(paths_of_layers(root, modules))
     chain = resizing_behind(embedding, root, modules, recorder, paths)
     maps = accumulate(chain, lambda before, path: recorder.map_from(modules[path], before), initial=size)
     # a class token may come in with the map of the last stage
     holders = [modules[one.rpartition(".")[0]] for one in chain]
     sides = list(maps)[1:]
-    grids = [TokenGrid(y, x, _prefix_tokens(None, one)) for (y, x), one in zip(sides, holders, strict=True)]
+    grids = [TokenGrid(y, x, count_prefix(None, one)) for (y, x), one in zip(sides, holders, strict=True)]
     standing = grids_of_layers(paths, chain, modules, grids)
-    layers = tuple(_layers(root, modules, grids[0], standing))
-    return Tower(embedding, grids[0], layers, _host_of(layers), recorder, tuple(chain[1:]))
-
-
-def _ways_to_maps(root: str, modules: dict[str, nn.Module]) -> dict[str, Callable[[Tensor], TokenGrid]]:
-    """What says on which map tokens stand, for each layer below `root` that is handed maps."""
-    families = {path: converted_class(modules[path]) for path in _candidates(root, modules)}
-    return {path: one.map_under for path, one in families.items() if one is not None and one.is_handed_maps}
+    layers = tuple(layers_below(root, modules, grids[0], standing))
+    return Tower(embedding, grids[0], layers, host_of(layers), recorder, tuple(chain[1:]))
 
 
 def _of_maps(
@@ -302,20 +242,8 @@ def _of_maps(
     seen = maps_of_calls(modules[root], {path[within:]: way for path, way in ways.items()}, image)
     # what is called in training alone stands where the layer in front of it does: calls say where
     standing = {path: seen[path[within:]] for path in ways if path[within:] in seen}
-    layers = tuple(_layers(root, modules, next(iter(standing.values())), standing))
-    return Tower(root, layers[0].grid, layers, _host_of(layers), recorder)
-
-
-def _in_pyramid(root: str, modules: dict[str, nn.Module]) -> list[str]:
-    """Paths of the layers below `root` that stand in stages which convolutions lead to."""
-    families = {path: converted_class(modules[path]) for path in _candidates(root, modules)}
-    return [
-        path for path, family in families.items() if family is not None and (family.in_pyramid or family.is_handed_maps)
-    ]
-
-
-def _host_of(layers: Iterable[Layer]) -> str:
-    return min((layer.known.host for layer in layers if layer.known is not None), default="vit")
+    layers = tuple(layers_below(root, modules, next(iter(standing.values())), standing))
+    return Tower(root, layers[0].grid, layers, host_of(layers), recorder)
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: Any) -> Tower:
@@ -325,83 +253,11 @@ def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img
     grids = [TokenGrid(*one.shape, stage.grid.prefix) for one, stage in zip(sizes, backbone.stages, strict=True)]
     layers: list[Layer] = []
     for number, grid in enumerate(grids):
-        layers.extend(_layers(f"{root}.stages.{number}".lstrip("."), modules, grid))
+        layers.extend(layers_below(f"{root}.stages.{number}".lstrip("."), modules, grid))
     if not layers:
         raise SubquadError(f"{type(backbone).__name__} has no attention layers that could be replaced")
     host = next((name for name, cls in HOSTS.items() if isinstance(backbone, cls)), "vit")
     return Tower(embedding, grids[0], tuple(layers), host)
-
-
-def _embedding(modules: dict[str, nn.Module]) -> tuple[str, type[GridRecorder]]:
-    """The first module that knows where tokens stand, and what the families that are there listen to it with."""
-    families = [family for module in modules.values() if (family := converted_class(module)) is not None]
-    recorders = dict.fromkeys(family.listener for family in families) or {GridRecorder: None}
-    for path, module in modules.items():
-        for recorder in recorders:
-            if _reckons(module):
-                return f"{path}.proj".lstrip("."), recorder
-            if recorder.hears(module):
-                return path, recorder
-    instead = ": subquad.diffusion.apply_agent_attention is for U-Nets" if hasattr(modules[""], "down_blocks") else ""
-    none = "" if next(_candidates("", modules), None) else "attention layers in numbered blocks, and no "
-    raise SubquadError(
-        f"the network has no {none}patch embedding, a convolution whose stride is its kernel's size{instead}"
-    )
-
-
-def _reckons(module: Any) -> bool:
-    """Whether this is an embedding of timm's: it says how many tokens an image has, and `proj` gives the map of them.
-
-    In front of that there may be a stem of any kind, as of hybrids, and `proj` may be an identity then.
-    """
-    reckons = callable(getattr(module, "dynamic_feat_size", None))
-    return reckons and isinstance(module._modules.get("proj"), nn.Conv2d | nn.Identity)
-
-
-def _stem_of(path: str, root: str, modules: dict[str, nn.Module], recorder: type[GridRecorder]) -> list[str]:
-    """Paths of the convolutions that make tokens of an image, the one at `path` and those it is chained with.
-
-    Raises:
-        SubquadError: what changes the size of a map in front of the blocks is no such chain.
-    """
-    # what is no convolution is told where tokens stand, whatever is in front of it
-    if _reckons(modules[path.rpartition(".")[0]]) or not isinstance(modules[path], nn.Conv2d):
-        return [path]
-    before, behind = _resizing(path, root, modules)
-    stem = [*before, path]
-    for one in behind:
-        # what does not take the channels of the last convolution stands beside, as of another input
-        if follows(modules[one], modules[stem[-1]]):
-            stem.append(one)
-    chained = all(follows(modules[one], modules[earlier]) for earlier, one in pairwise(stem))
-    if chained and all(is_conv(modules[one]) for one in stem[:-1]) and recorder.hears(modules[stem[-1]]):
-        return stem
-    others = ", ".join(one for one in stem if one != path)
-    raise SubquadError(
-        f"{others} beside the patch embedding {path} changes the size of the map in front of the blocks: where tokens "
-        "stand is known behind convolutions alone, the last with a stride of its kernel's size"
-    )
-
-
-def _resizing(path: str, root: str, modules: dict[str, nn.Module]) -> tuple[list[str], list[str]]:
-    """What changes the size of maps in front of the blocks below `root`, before the module at `path` and behind it."""
-    blocks = next(_candidates(root, modules))
-    inside = [one for one in modules if not root or one.startswith(f"{root}.")]
-    front = inside[: inside.index(blocks)]
-    if path not in front:
-        return [], []
-    place = front.index(path)
-    before, behind = (
-        [one for one in part if _changes_size(modules[one])] for part in (front[:place], front[place + 1 :])
-    )
-    return before, behind
-
-
-def _changes_size(module: Any) -> bool:
-    """Whether maps leave a convolution or a pooling with another number of rows than they entered it with."""
-    stride = getattr(module, "stride", 1)
-    pools = isinstance(module, nn.MaxPool2d | nn.AvgPool2d)
-    return (pools or isinstance(module, nn.Conv2d)) and stride not in (1, (1, 1))
 
 
 def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, prefix: int | None) -> Tower | None:
@@ -412,7 +268,7 @@ def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, p
     Raises:
         SubquadError: the network does not say its size, or can't be run.
     """
-    paths = list(_candidates("", modules))
+    paths = list(paths_of_layers("", modules))
     if not _may_be_asked(paths, modules):
         return None
     size = _within(img_size, 2) or _size_of(model, model)
@@ -425,14 +281,14 @@ def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, p
         # of the part that holds the blocks, or of what holds that
         parts = in_common(paths)
         holders = (modules[".".join(parts[:length])] for length in range(len(parts), -1, -1))
-        prefix = next((count for one in holders if (count := _prefix_tokens(one, None))), 0)
+        prefix = next((count for one in holders if (count := count_prefix(one, None))), 0)
     image = (image_channels(model), size[0], size[1])
     origins = origins_of_tokens(model, paths[0], image, prefix)
     if not origins:
         return None
     found = chosen_origin(model, origins, paths[0], image)
-    layers = tuple(_layers("", modules, found.grid))
-    return Tower(found.path, found.grid, layers, _host_of(layers), patch=found.patch)
+    layers = tuple(layers_below("", modules, found.grid))
+    return Tower(found.path, found.grid, layers, host_of(layers), patch=found.patch)
 
 
 def _may_be_asked(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:
@@ -444,119 +300,12 @@ def _may_be_asked(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:
     return not of_library and any(family is not None and family.is_anybodys for family in families)
 
 
-def _map_behind(
-    stem: list[str], modules: dict[str, nn.Module], recorder: type[GridRecorder], size: Any
-) -> tuple[int, int]:
-    """Rows and columns of the tokens of an image of this (height, width), or what else the recorder is to know."""
-    embedding: Any = modules[stem[-1].rpartition(".")[0]]
-    if not _reckons(embedding):
-        return reduce(lambda before, path: recorder.map_from(modules[path], before), stem, size)
-    height, width = embedding.dynamic_feat_size(size)
-    if min(height, width) < 1:
-        raise SubquadError(f"images of {size[0]}×{size[1]} px hold no patch of {embedding.patch_size}")
-    return height, width
-
-
 def _refuse_by_name(modules: dict[str, nn.Module]) -> None:
     """Raise where one of these is a network of `NOT_TAKEN`."""
     for module in modules.values():
         for name, reason in NOT_TAKEN.items():
             if is_called(module, name):
                 raise SubquadError(f"a {name.rpartition('.')[2]} can't be converted: {reason}")
-
-
-def _refuse_unknown(root: str, modules: dict[str, nn.Module]) -> None:
-    """Raise where there are attention layers below `root`, and all are of kinds that are not known."""
-    paths = list(_candidates(root, modules))
-    if paths and all(converted_class(modules[path]) is None for path in paths):
-        raise SubquadError(f"{_named(paths[0], modules[paths[0]])}: register a family for it (docs/convert.md)")
-
-
-def _named(path: str, module: nn.Module) -> str:
-    cls = type(module)
-    return f"{path} is a {cls.__module__}.{cls.__qualname__}, an attention layer that is not known here"
-
-
-def _root_of(embedding: str, modules: dict[str, nn.Module]) -> str:
-    """The smallest part of the network that is or holds the embedding, and holds blocks with attention."""
-    parts = embedding.split(".")
-    for length in range(len(parts), -1, -1):
-        root = ".".join(parts[:length])
-        if next(_candidates(root, modules), None) is not None:
-            return root
-    kinds = [type(module) for path, module in modules.items() if _BLOCK.search(path) and list(module.children())]
-    blocks = next(
-        (
-            f", and {cls.__module__}.{cls.__qualname__} holds none, or one that computes something else than softmax "
-            "attention of tokens alone, for which a family can be registered (docs/convert.md)"
-            for cls in kinds
-            if "Block" in cls.__name__
-        ),
-        "",
-    )
-    raise SubquadError(f"no blocks with attention layers stand behind the patch embedding {embedding}{blocks}")
-
-
-def _candidates(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
-    """Paths of attention layers below `root` that are or belong to one of several blocks, and hold no other."""
-    known: list[str] = []
-    for path, module in modules.items():
-        inside = path.startswith(f"{root}.") if root else bool(path)
-        if not inside or any(path.startswith(f"{outer}.") for outer in known):
-            continue
-        own = path[len(root) :].strip(".").split(".")
-        family = converted_class(module)
-        # a class of a family may stand for a block itself
-        is_block = family is not None and own[-1].isdigit()
-        if not is_block and not any(_BLOCK.search(part) for part in own[:-1]):
-            continue
-        if family is not None and not family.is_self_attention(module, modules[path.rpartition(".")[0]], path):
-            continue
-        if family is not None or (_is_called_attention(module) and not _holds_attention(module)):
-            known.append(path)
-            yield path
-
-
-def _is_called_attention(module: nn.Module) -> bool:
-    return _CALLED_ATTENTION.search(type(module).__name__) is not None
-
-
-def _holds_attention(module: nn.Module) -> bool:
-    """Whether a module is a wrapper of attention layers, or has nothing to learn."""
-    inner = [part for part in module.modules() if part is not module]
-    return not any(True for _ in module.parameters()) or any(
-        converted_class(part) is not None or _is_called_attention(part) for part in inner
-    )
-
-
-def _layers(
-    root: str, modules: dict[str, nn.Module], grid: TokenGrid, standing: Mapping[str, TokenGrid] | None = None
-) -> Iterator[Layer]:
-    """The layers below `root`; on `standing` where that is given, or where their families say from `grid`."""
-    for number, path in enumerate(_candidates(root, modules)):
-        module = modules[path]
-        family = converted_class(module)
-        own = grid if standing is None else standing.get(path, grid)
-        if family is not None:
-            grid = family.grid_behind(module, own)
-            own = family.grid_of(module, own)
-            own = TokenGrid(*own.shape, own.prefix + family.tokens_beside(module, number))
-        # a block itself stands in a list of them, which knows nothing
-        block = modules[holder_of([path.rpartition(".")[0]], modules)]
-        yield Layer(path, module, block, family, own, number)
-
-
-def _prefix_tokens(root: Any, embedding: Any) -> int:
-    if isinstance(number := getattr(root, "num_prefix_tokens", None), int):
-        return number
-    count, seen = 0, set()
-    for holder in (root, getattr(root, "embeddings", None), embedding):
-        for name in PREFIX_TOKENS:
-            token = getattr(holder, name, None)
-            if isinstance(token, nn.Parameter) and id(token) not in seen:
-                seen.add(id(token))
-                count += token.shape[-2] if token.dim() > 1 else 1
-    return count
 
 
 def _within(size: tuple[int, ...] | None, most: int) -> tuple[int, ...] | None:
