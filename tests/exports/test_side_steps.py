@@ -53,6 +53,22 @@ def test_a_network_of_steps_is_written_for_all_of_them(step, tmp_path):
     assert torch.allclose(run(x), model(x), atol=1e-6)
 
 
+class Unfolding(nn.Module):
+    """Patches without a convolution, of which nobody says how large they are."""
+
+    def forward(self, x):
+        return nn.functional.unfold(x, 8, stride=8).mean(dim=-1)
+
+
+def test_a_network_that_takes_larger_images_alone_is_written_for_those(tmp_path):
+    written = export(Unfolding(), tmp_path / "n.pt2", format="pt2", img_size=12, dynamic="batch,size")
+    assert written.least == 8
+    run = torch.export.load(tmp_path / "n.pt2").module()
+    for size in ((8, 9), (33, 50)):
+        x = torch.randn(2, 3, *size)
+        assert torch.allclose(run(x), Unfolding()(x), atol=1e-6)
+
+
 def test_a_package_says_of_which_numbers_sides_are_multiples():
     takes = taken_by(program_of(Halving(8), torch.zeros(1, 3, 32, 32), ("batch", "size"), 16, 8))
     assert takes["sizes"] == [[1, 4096], [3, 3], [16, 16384, 8], [16, 16384, 8]]
