@@ -198,6 +198,18 @@ class Cut(nn.Module):
         return rearrange(self.proj(self.norm(patches)), "b (y x) c -> b c y x", x=x.shape[3] // 8)
 
 
+class CutBesideThumbnails(Cut):
+    """What a small picture of it all says is added to each patch."""
+
+    def __init__(self):
+        super().__init__()
+        self.look = nn.Conv2d(3, DIM, 3)
+
+    def forward(self, x):
+        seen = self.look(x[:, :, ::2, ::2]).mean(dim=(2, 3), keepdim=True)
+        return super().forward(x) + seen
+
+
 class Unfolded(nn.Module):
     """Patches of 4 × 16, by PyTorch's function."""
 
@@ -254,6 +266,7 @@ class Timmed(nn.Module):
 CUTS = {
     "of timm's blocks": Timmed,
     "einops": lambda: Network(Timms, embed=Cut()),
+    "beside thumbnails": lambda: Network(Timms, embed=CutBesideThumbnails()),
     "unfold": lambda: Network(Timms, embed=Unfolded()),
     "tutorial": Tutorial,
 }

@@ -13,6 +13,7 @@ from subquad.grid import TokenGrid
 from subquad.models.layers import Block, SelfAttention
 from subquad.models.map_layers import ConvPosition
 from subquad.models.pvt import SpatialReductionAttention
+from subquad.models.pyramid import Pyramid
 
 
 class Nothing(nn.Module):
@@ -139,6 +140,25 @@ def test_a_margin_of_zeros_around_the_image_is_as_an_image_that_has_one():
     torch.testing.assert_close(framed.eval()(image), plain.eval()(nn.functional.pad(image, (8, 8, 8, 8))))
     framed.set_input_size((64, 40))
     assert framed.stages[0].pos_embed.grid == TokenGrid(10, 7, 1)
+
+
+@pytest.mark.parametrize("size", [(32, 48), (35, 41)])
+def test_maps_of_the_levels_lie_on_the_image_without_its_margin(size):
+    framed, plain = small("vit", img_size=(32, 48), image_margin=8).eval(), small("vit", img_size=(48, 64)).eval()
+    plain.load_state_dict(framed.state_dict())
+    image = torch.randn(2, 3, *size)
+    whole = plain.forward_intermediates(nn.functional.pad(image, (8, 8, 8, 8)), intermediates_only=True)
+    rows, columns = (-(-side // 8) for side in size)
+    for fmt, axes in (("NCHW", (0, 1, 2, 3)), ("NHWC", (0, 2, 3, 1))):
+        for of_image, of_all in zip(
+            framed.forward_intermediates(image, intermediates_only=True, output_fmt=fmt), whole, strict=True
+        ):
+            expected = of_all[:, :, 1 : 1 + rows, 1 : 1 + columns].permute(axes)
+            torch.testing.assert_close(of_image, expected)
+    tokens = framed.forward_intermediates(image, intermediates_only=True, output_fmt="NLC")[-1]
+    assert tokens.shape == (2, rows * columns, 24)
+    (last,) = Pyramid(framed, strides=[8], filled=False).eval()(image)
+    assert last.shape[-2:] == (rows, columns)
 
 
 def test_attention_layers_may_start_with_a_norm_of_their_own():

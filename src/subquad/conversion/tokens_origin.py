@@ -62,8 +62,8 @@ def origins_of_tokens(network: nn.Module, layer: str, image: tuple[int, int, int
         handles.append(part.register_forward_pre_hook(sketch.enters(path), with_kwargs=True))
         handles.append(part.register_forward_hook(sketch.leaves(path)))
     run_sketched(network, image, handles)
-    of_maps = ([one for one in map_ if one.grid.num_tokens == sketch.count] for map_ in reversed(sketch.maps.values()))
-    return next(filter(None, of_maps), [])
+    fitting = ([one for one in map_ if one.grid.num_tokens == sketch.count] for map_ in reversed(sketch.maps))
+    return next(filter(None, fitting), [])
 
 
 class _Sketch:
@@ -71,7 +71,7 @@ class _Sketch:
 
     def __init__(self, layer: str, prefix: int) -> None:
         self.layer, self.prefix = layer, prefix
-        self.maps: dict[str, list[Origin]] = {}
+        self.maps: list[list[Origin]] = []
         self.count: int | None = None
         self._handed: list[tuple[str, torch.Size]] = []
 
@@ -86,8 +86,8 @@ class _Sketch:
                 self.count = _tokens_in(x)
             elif x.dim() == 3 and isinstance(module, nn.Linear) and self._handed:
                 holder, (_, channels, *sides) = self._handed[-1]
-                cuts = _ways_to_cut(module.in_features / channels, sides, _tokens_in(x))
-                self._note(holder, [Origin(holder, self._grid(*map_), patch) for map_, patch in cuts])
+                cuts = _cuts(sides, module.in_features / channels)
+                self.maps.append([Origin(holder, self._grid(*map_), patch) for map_, patch in cuts])
 
         return hook
 
@@ -96,31 +96,25 @@ class _Sketch:
             if self._handed and self._handed[-1][0] == path:
                 self._handed.pop()
             if self.count is None and isinstance(module, MAKERS) and isinstance(given, Tensor) and given.dim() == 4:
-                self._note(path, [Origin(path, self._grid(*given.shape[-2:]))])
+                self.maps.append([Origin(path, self._grid(*given.shape[-2:]))])
 
         return hook
 
     def _grid(self, height: int, width: int) -> TokenGrid:
         return TokenGrid(height, width, self.prefix)
 
-    def _note(self, path: str, map_: list[Origin]) -> None:
-        # in the order of the last calls
-        self.maps.pop(path, None)
-        self.maps[path] = map_
-
 
 def _tokens_in(x: Tensor) -> int:
-    """N of (b, n, c), or of (n, b, c), as some have them."""
+    """How many tokens (b, n, c) are, or (n, b, c), as some have them."""
     return x.shape[0] if x.shape[1] == IMAGES else x.shape[1]
 
 
-def _ways_to_cut(area: float, sides: Sequence[int], count: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Maps (rows, columns) of so many patches of an area, and (height, width) of these; squares first."""
+def _cuts(sides: Sequence[int], area: float) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Maps (rows, columns) of patches of so many pixels, and (height, width) of these; squares first."""
     whole = round(area)
-    patches = [(y, whole // y) for y in range(2, whole) if whole == area and whole % y == 0]
-    pairs = [((sides[0] // y, sides[1] // x), (y, x)) for y, x in patches]
-    fitting = [(map_, patch) for map_, patch in pairs if map_[0] * map_[1] == count]
-    return sorted(fitting, key=lambda pair: pair[1][0] != pair[1][1])
+    patches = [(y, whole // y) for y in range(1, whole + 1) if whole == area and whole % y == 0]
+    cuts = [((sides[0] // y, sides[1] // x), (y, x)) for y, x in patches if y <= sides[0] and x <= sides[1]]
+    return sorted(cuts, key=lambda cut: cut[1][0] != cut[1][1])
 
 
 PROBED = 5

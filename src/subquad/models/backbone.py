@@ -202,7 +202,7 @@ class Backbone(nn.Module):
         for level, (tokens, grid) in enumerate(self.walk(x)):
             if level in taken:
                 normed = self.norm(tokens) if norm and self._norm_fits(level) else tokens
-                maps.append(_as_map(normed, grid, output_fmt))
+                maps.append(self._as_map(normed, grid, output_fmt))
                 prefixes.append(normed[:, : grid.prefix])
             if stop_early and level == last:
                 break
@@ -217,6 +217,14 @@ class Backbone(nn.Module):
             return given
         levels = list(zip(maps, prefixes, strict=True)) if has_prefixes else maps
         return levels if intermediates_only else (given["image_features"], levels)
+
+    def _as_map(self, tokens: Tensor, grid: TokenGrid, output_fmt: str) -> Tensor:
+        if output_fmt not in ("NCHW", "NHWC", "NLC"):
+            raise SubquadError(f"unknown output_fmt '{output_fmt}': use NCHW, NHWC or NLC")
+        if output_fmt == "NLC":
+            return tokens[:, grid.prefix :]
+        image = grid.to_image(tokens)
+        return image.contiguous() if output_fmt == "NCHW" else rearrange(image, "b c y x -> b y x c")
 
     def _norm_fits(self, level: int) -> bool:
         return level == len(self.feature_info) - 1
@@ -420,15 +428,6 @@ def refuse_other_dtype(x: Tensor, dtype: torch.dtype) -> None:
     names = [str(one).removeprefix("torch.") for one in (dtype, x.dtype)]
     wanted = f"this network computes in {names[0]} and was given {names[1]}"
     raise SubquadError(f"{wanted}: hand it images.to(torch.{names[0]})")
-
-
-def _as_map(tokens: Tensor, grid: TokenGrid, output_fmt: str) -> Tensor:
-    if output_fmt not in ("NCHW", "NHWC", "NLC"):
-        raise SubquadError(f"unknown output_fmt '{output_fmt}': use NCHW, NHWC or NLC")
-    if output_fmt == "NLC":
-        return tokens[:, grid.prefix :]
-    image = grid.to_image(tokens)
-    return image.contiguous() if output_fmt == "NCHW" else rearrange(image, "b c y x -> b y x c")
 
 
 def least_for(reaches: Sequence[Iterable[int]], patch_size: int) -> int:

@@ -66,7 +66,8 @@ class ViT(Plain):
     Args:
         attention: the mechanism of each block.
         img_size: (height, width) in pixels that position parameters are made for; other sizes work.
-        image_margin: pixels of zeros around each image; what lies there has tokens, too, and maps show them.
+        image_margin: pixels of zeros around each image; what lies there has tokens, too. Maps of the levels are without
+            the patches that lie there as a whole.
         embed_dim: channels c.
         num_heads: heads of every block.
         mlp_ratio: hidden channels of the MLPs over `embed_dim`.
@@ -176,6 +177,15 @@ class ViT(Plain):
         """Tokens and their grid after each block."""
         self.check_images(x)
         yield from self.stages[0].steps(x)
+
+    def _as_map(self, tokens: Tensor, grid: TokenGrid, output_fmt: str) -> Tensor:
+        embed: Any = self.stages[0].embed
+        if places := embed.margin // embed.patch_size:
+            # whoever reads maps takes the first place for the upper left corner of the image
+            image = grid.to_image(tokens)[..., places:-places, places:-places]
+            grid = TokenGrid(image.shape[-2], image.shape[-1])
+            tokens = image.flatten(2).mT
+        return super()._as_map(tokens, grid, output_fmt)
 
 
 def _with_margin(img_size: tuple[int, int], margin: int) -> tuple[int, int]:
