@@ -122,6 +122,35 @@ class BesideBiases(Timms):
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+class ThreeNorms(HeadsFirst):
+    """Norms in front, of queries and keys of all heads, and none of the answers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner_ln = nn.LayerNorm(DIM), None
+        self.q_ln, self.k_ln = nn.RMSNorm(DIM), nn.RMSNorm(DIM)
+
+    def forward(self, x):
+        q, k, v = rearrange(self.in_proj(self.norm(x)), "b n (h p d) -> p b n (h d)", h=self.heads, p=3)
+        q, k, v = (rearrange(one, "b n (h d) -> b h n d", h=self.heads) for one in (self.q_ln(q), self.k_ln(k), v))
+        return self.out_proj(rearrange(F.scaled_dot_product_attention(q, k, v), "b h n d -> b n (h d)"))
+
+
+class ZerosOfKeys(Timms):
+    """As BEiT's in EVA's school, whose keys have a bias that is a buffer of zeros; with a norm of the answers."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.inner_attn_ln = nn.Linear(DIM, 3 * DIM, bias=False), nn.LayerNorm(DIM)
+        self.q_bias, self.v_bias = nn.Parameter(torch.ones(DIM)), nn.Parameter(torch.ones(DIM))
+        self.register_buffer("k_bias", torch.zeros(DIM), persistent=False)
+
+    def forward(self, x):
+        bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
+        q, k, v = F.linear(x, self.qkv.weight, bias).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(self.inner_attn_ln(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+
+
 class Block(nn.Module):
     def __init__(self, attn, times=1):
         super().__init__()
@@ -163,6 +192,7 @@ class Network(nn.Module):
 
 PROVEN = {"timm's": Timms, "maps": WithMaps, "rearranged": Rearranged, "heads": HeadsFirst, "keys": KeysFirst}
 PROVEN |= {"biases": BesideBiases, "two": OfTwo, "three": OfThree}
+PROVEN |= {"three norms": ThreeNorms, "zeros of keys": ZerosOfKeys}
 
 
 def somebodys(name):

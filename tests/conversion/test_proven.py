@@ -22,6 +22,7 @@ from foreign_own import (
     Timms,
     Tutorial,
     WithMaps,
+    ZerosOfKeys,
     somebodys,
 )
 from torch import nn
@@ -149,11 +150,18 @@ def test_numbers_tell_in_what_order_a_projection_gives_its_parts():
         "rearranged": "channels",
         "heads": "heads",
         "keys": "parts",
-    } | {"biases": "parts", "two": "parts"}
+    } | {"biases": "parts", "two": "parts", "three norms": "heads", "zeros of keys": "parts"}
     reading = reading_of(somebodys("rearranged").layers[0].attn)
     assert (reading.num_heads, reading.width) == (HEADS, 8)
     assert reading_of(somebodys("keys").layers[0].attn).projections == ("query", "key", "value")
     assert reading_of(somebodys("heads").layers[0].attn).qk_norms == ("q_ln", "k_ln")
+
+
+def test_a_bias_of_keys_that_is_no_zeros_is_read_as_nothing():
+    layer = ZerosOfKeys()
+    assert reading_of(layer) is not None
+    layer.k_bias += 1
+    assert reading_of(layer) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
+from itertools import permutations, product
 from math import isclose
 from typing import Any
 
@@ -145,14 +145,20 @@ def _parts_of(layer: nn.Module) -> _Parts | None:
     with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
     linear = {name: one for name, part in with_weights.items() if (one := linear_of(part)) is not None}
     norms = tuple(name for name in with_weights if name not in linear)
-    plain = len(linear) in (2, 3, 4) and len(norms) <= 2 and all(_is_norm(with_weights[name]) for name in norms)
+    plain = len(linear) in (2, 3, 4) and len(norms) <= 4 and all(_is_norm(with_weights[name]) for name in norms)
     own = {name: one for name, one in layer._parameters.items() if one is not None}
     # tables of positions, masks and factors are none of softmax attention as it is
-    if not plain or not own.keys() <= set(BIASES) or any(True for _ in layer.buffers()) or "forward" in vars(layer):
+    if not plain or not own.keys() <= set(BIASES) or not _is_without_tables(layer) or "forward" in vars(layer):
         return None
     ways = tuple(_ways(linear))
     fits = all(one.shape == (linear[ways[0][1]].in_features,) for one in own.values()) if ways else False
     return _Parts(linear, norms, ways, tuple(name for name in BIASES if name in own)) if fits else None
+
+
+def _is_without_tables(layer: nn.Module) -> bool:
+    """Whether all buffers are the zeros that some have in the place of a bias of keys, which moves no softmax."""
+    buffers = dict(layer.named_buffers())
+    return buffers.keys() <= {"k_bias"} and not any(one.is_meta or one.any() for one in buffers.values())
 
 
 def _is_norm(part: nn.Module) -> bool:
@@ -293,21 +299,24 @@ def _other_scales(layer: nn.Module, reading: Reading) -> list[float]:
 
 def _with_norms(reading: Reading, parts: _Parts, layer: nn.Module) -> Iterator[Reading]:
     """The same with its norms where they may stand, by their sizes."""
-    sizes = [len(next(layer.get_submodule(name).parameters())) for name in parts.norms]
+    sizes = {name: len(next(layer.get_submodule(name).parameters())) for name in parts.norms}
     dim = reading.num_heads * reading.width
-    match parts.norms:
-        case ():
-            yield reading
-        case (norm,):
-            if sizes[0] == parts.tokens_width:
-                yield replace(reading, norm=norm)
-            if sizes[0] == dim:
-                yield replace(reading, norm_behind=norm)
-        case (one, other):
-            for qk_norms in ((one, other), (other, one)):
-                for norms_heads, size in ((True, reading.width), (False, dim)):
-                    if set(sizes) == {size}:
-                        yield replace(reading, qk_norms=qk_norms, norms_heads=norms_heads)
+    places = {None: True} | {name: size == parts.tokens_width for name, size in sizes.items()}
+    places_behind = {None: True} | {name: size == dim for name, size in sizes.items()}
+    for norm, behind in product(places, repeat=2):
+        rest = [name for name in sizes if name not in (norm, behind)]
+        taken = len(sizes) - len(rest) == sum(name is not None for name in (norm, behind))
+        if taken and places[norm] and places_behind[behind]:
+            normed = replace(reading, norm=norm, norm_behind=behind)
+            yield from _with_qk_norms(normed, rest, sizes) if rest else [normed]
+
+
+def _with_qk_norms(reading: Reading, names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[Reading]:
+    """The same with norms of queries and keys, where there are two of the sizes of one or of all heads."""
+    for q_norm, k_norm in permutations(names) if len(names) == 2 else ():
+        for norms_heads, size in ((True, reading.width), (False, reading.num_heads * reading.width)):
+            if sizes[q_norm] == sizes[k_norm] == size:
+                yield replace(reading, qk_norms=(q_norm, k_norm), norms_heads=norms_heads)
 
 
 def _computes(reading: Reading, asked: _Answered) -> bool:
