@@ -85,6 +85,31 @@ def test_patches_may_be_cut_by_code_for_a_linear_layer(name):
         subquad.convert(teacher, "agent")
 
 
+class Normed(Tutorial):
+    """With numbers that are neither parameters nor buffers, which a call moves to where its images are."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.full((1, 3, 1, 1), 0.5)
+
+    def forward(self, images):
+        self.mean = self.mean.type_as(images)
+        self.last = images - self.mean
+        return super().forward(self.last + torch.zeros(1))
+
+
+def test_calls_without_numbers_leave_nothing_behind():
+    teacher = Normed().eval()
+    mean = teacher.mean
+    student = subquad.convert(teacher, "softmax", img_size=32)
+    assert teacher.mean is mean and not hasattr(teacher, "last")
+    images = torch.randn(2, 3, 32, 32)
+    assert difference(student(images), teacher(images)) < 1e-6
+    last = teacher.last
+    subquad.convert(teacher, "linear", img_size=32)
+    assert teacher.last is last
+
+
 def test_where_patches_are_cut_by_code_calls_that_bring_no_image_are_refused():
     student = subquad.convert(Tutorial(), "agent", img_size=32)
     with pytest.raises(SubquadError, match=r"takes images \(b, c, height, width\), got \[\(3, 32, 32\)\]"):

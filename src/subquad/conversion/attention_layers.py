@@ -126,7 +126,9 @@ def paths_in_pyramid(root: str, modules: dict[str, nn.Module]) -> list[str]:
 def ways_to_maps(root: str, modules: dict[str, nn.Module]) -> dict[str, Callable[[Tensor], TokenGrid]]:
     """What says on which map tokens stand, for each layer below `root` that is handed maps."""
     families = {path: converted_class(modules[path]) for path in paths_of_layers(root, modules)}
-    return {path: one.map_under for path, one in families.items() if one is not None and one.is_handed_maps}
+    return {
+        path: one.way_to_map(modules[path]) for path, one in families.items() if one is not None and one.is_handed_maps
+    }
 
 
 def host_of(layers: Iterable[Layer]) -> str:

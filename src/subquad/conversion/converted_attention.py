@@ -172,6 +172,11 @@ class ConvertedAttention(nn.Module):
         raise NotImplementedError
 
     @classmethod
+    def way_to_map(cls, original: Any) -> Callable[[Tensor], TokenGrid]:
+        """What says where the tokens of a call of this layer stand, if it is handed maps."""
+        return cls.map_under
+
+    @classmethod
     def grid_behind(cls, original: nn.Module, grid: TokenGrid) -> TokenGrid:
         """Where tokens stand behind this layer: as in front of it, unless it pools them."""
         return grid

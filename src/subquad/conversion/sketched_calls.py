@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
@@ -50,16 +51,20 @@ def maps_of_calls(
 def run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Iterable[RemovableHandle]) -> None:
     """Run a network for images (channels, height, width), without numbers, and take the hooks away that hear of it.
 
+    What its code sets on its modules is set back.
+
     Raises:
         SubquadError: it can't be run so.
     """
-    tensors = chain(network.named_parameters(), network.named_buffers())
-    state = {name: one.detach().to("meta") for name, one in tensors}
-    dtype = next((one.dtype for one in state.values() if one.is_floating_point()), torch.float32)
-    sketched = torch.empty(IMAGES, *image, dtype=dtype, device="meta")
+    before = [(part, dict(vars(part))) for part in network.modules()]
     try:
-        with torch.no_grad():
-            functional_call(network, state, (sketched,))
+        try:
+            _run_on(network, image, lambda one: one.detach().to("meta"))
+        except Exception:
+            # tensors that are neither parameters nor buffers stay where they are, and do not go with those
+            _set_back(before)
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                _run_on(network, image, mode.from_tensor)
     except Exception as error:
         raise SubquadError(
             f"a {type(network).__name__} can't be run for images of {image[1]}×{image[2]} px, to see where its tokens "
@@ -68,3 +73,20 @@ def run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Itera
     finally:
         for handle in handles:
             handle.remove()
+        _set_back(before)
+
+
+def _run_on(network: nn.Module, image: tuple[int, int, int], without_numbers: Callable[[Tensor], Tensor]) -> None:
+    tensors = chain(network.named_parameters(), network.named_buffers())
+    state = {name: without_numbers(one) for name, one in tensors}
+    like = next((one for one in state.values() if one.is_floating_point()), torch.empty(0, device="meta"))
+    with torch.no_grad():
+        functional_call(network, state, (torch.empty(IMAGES, *image, dtype=like.dtype, device=like.device),))
+
+
+def _set_back(attributes: Iterable[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for part, own in attributes:
+        now = vars(part)
+        if own.keys() != now.keys() or any(value is not now[name] for name, value in own.items()):
+            vars(part).clear()
+            vars(part).update(own)
