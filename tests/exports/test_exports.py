@@ -9,6 +9,7 @@ import resource
 import shutil
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -562,6 +563,23 @@ def test_a_compiled_file_of_a_number_of_images_is_handed_that_number(tmp_path):
     engine = InEngine(Mean(), run)
     answers = torch.cat([engine(images[:2]), engine(images[2:])])
     torch.testing.assert_close(answers, Mean()(images), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx", "openvino"])
+def test_threads_may_call_one_opened_file_at_the_same_time(format, tmp_path):
+    for package in EXPORTERS[format].needs:
+        pytest.importorskip(package)
+    path = tmp_path / f"n{EXPORTERS[format].suffix}"
+    # so many numbers that calls overlap
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GELU(), nn.Conv2d(16, 4, 3, padding=1), Mean())
+    export(model, path, format=format, img_size=64)
+    run = open_exported(path, format)
+    images = torch.randn(8, 1, 3, 64, 64)
+    with torch.no_grad():
+        wanted = [model(one) for one in images]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(run, images.repeat(10, 1, 1, 1, 1)))
+    torch.testing.assert_close(torch.stack(answers), torch.stack(wanted * 10), rtol=1e-4, atol=1e-5)
 
 
 def notes_in(path, format, names):

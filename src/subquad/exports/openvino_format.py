@@ -1,6 +1,7 @@
 """OpenVINO: an .xml and the weights in a .bin beside it, by way of ONNX."""
 
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,10 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
 
 
 def load(path: Path) -> Callable[..., Tensor]:
-    """Compile it for the CPU, computing in the precision that was written; bf16 where the processor knows it."""
+    """Compile it for the CPU, computing in the precision that was written; bf16 where the processor knows it.
+
+    Threads may call what is given at the same time.
+    """
     import openvino
 
     core = openvino.Core()
@@ -45,8 +49,16 @@ def load(path: Path) -> Callable[..., Tensor]:
     half = model.input(0).get_element_type() == openvino.Type.bf16
     # where a processor knows bf16 its CPU plug-in takes that by itself, whatever was written
     compiled = core.compile_model(model, "CPU", {} if half else {"INFERENCE_PRECISION_HINT": "f32"})
+    kept = threading.local()
+
+    def answered(tensors: list[Any]) -> Any:
+        # a compiled model itself has one request, which refuses the calls of all threads but one
+        if not hasattr(kept, "request"):
+            kept.request = compiled.create_infer_request()
+        return kept.request.infer(tensors, share_inputs=True, share_outputs=True)[0].copy()
+
     if not half:
-        return lambda *tensors: torch.from_numpy(compiled([one.numpy() for one in tensors])[0].copy())
+        return lambda *tensors: torch.from_numpy(answered([one.numpy() for one in tensors]))
 
     def handed(one: Tensor) -> Any:
         if not one.is_floating_point():
@@ -56,7 +68,7 @@ def load(path: Path) -> Callable[..., Tensor]:
         return openvino.Tensor(bits, one.shape, openvino.Type.bf16)
 
     def run(*tensors: Tensor) -> Tensor:
-        answer = compiled([handed(one) for one in tensors])[0]
-        return torch.from_numpy(answer.copy().view("int16")).view(torch.bfloat16)
+        answer = answered([handed(one) for one in tensors])
+        return torch.from_numpy(answer.view("int16")).view(torch.bfloat16)
 
     return run
