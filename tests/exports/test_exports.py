@@ -582,6 +582,17 @@ def test_threads_may_call_one_opened_file_at_the_same_time(format, tmp_path):
     torch.testing.assert_close(torch.stack(answers), torch.stack(wanted * 10), rtol=1e-4, atol=1e-5)
 
 
+def test_mixed_precision_around_an_export_is_not_written_down(tmp_path):
+    model = subquad.create_model("deit_micro", attention="linear", img_size=8, depth=1, in_chans=3).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        written = export(model, tmp_path / "n.pt2", format="pt2", img_size=8)
+        assert torch.is_autocast_enabled("cpu")
+    images = torch.randn(1, 3, 8, 8)
+    answer = open_exported(written.path)(images)
+    assert answer.dtype == torch.float32
+    torch.testing.assert_close(answer, model(images), rtol=1e-5, atol=1e-6)
+
+
 def notes_in(path, format, names):
     """What a file says beside its numbers, read as somebody without this library reads it."""
     if format == "pt2":

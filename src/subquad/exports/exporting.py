@@ -2,7 +2,8 @@
 
 import importlib.util
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -76,8 +77,16 @@ class Exported:
     step: int = 1
 
 
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Whoever trains calls in mixed precision, which would be written down as casts that no dtype here says."""
+    with torch.autocast("cpu", enabled=False):
+        yield
+
+
 @checks_arguments
 @in_turn
+@_without_autocast()
 def export(
     model: nn.Module,
     path: Path | str,
