@@ -593,6 +593,26 @@ def test_mixed_precision_around_an_export_is_not_written_down(tmp_path):
     torch.testing.assert_close(answer, model(images), rtol=1e-5, atol=1e-6)
 
 
+def test_a_network_in_bf16_may_be_handed_whole_numbers_first(tmp_path):
+    for package in EXPORTERS["openvino"].needs:
+        pytest.importorskip(package)
+
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(4, 4)
+
+        def forward(self, steps, x):
+            return self.proj(x) + steps[:, None].to(x.dtype)
+
+    model = Added().bfloat16().eval()
+    given = {"steps": torch.arange(2), "x": torch.randn(2, 4)}
+    path = tmp_path / "n.xml"
+    export(model, path, format="openvino", dtype="bf16", given=given, takes=["steps", "x"])
+    steps, x = torch.tensor([3, 1]), torch.randn(2, 4).bfloat16()
+    torch.testing.assert_close(open_exported(path)(steps, x), model(steps, x), rtol=2e-2, atol=2e-2)
+
+
 def notes_in(path, format, names):
     """What a file says beside its numbers, read as somebody without this library reads it."""
     if format == "pt2":
