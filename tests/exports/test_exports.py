@@ -613,6 +613,13 @@ def test_a_network_in_bf16_may_be_handed_whole_numbers_first(tmp_path):
     torch.testing.assert_close(open_exported(path)(steps, x), model(steps, x), rtol=2e-2, atol=2e-2)
 
 
+def test_what_a_file_takes_is_named_once_each(tmp_path):
+    with pytest.raises(SubquadError, match="what is taken is named once each, got input again"):
+        export(
+            nn.Linear(4, 4), tmp_path / "n.pt2", format="pt2", given={"input": torch.zeros(2, 4)}, takes=["input"] * 2
+        )
+
+
 def notes_in(path, format, names):
     """What a file says beside its numbers, read as somebody without this library reads it."""
     if format == "pt2":

@@ -136,10 +136,12 @@ def _taken(given: Mapping[str, Any], takes: Sequence[str]) -> tuple[str, ...]:
     """The names of the arguments that stay arguments.
 
     Raises:
-        SubquadError: one of them is no tensor, or there are none.
+        SubquadError: one of them is no tensor or named twice, or there are none.
     """
     if wrong := [name for name in takes if not isinstance(given.get(name), Tensor)]:
         raise SubquadError(f"what is taken are tensors of what is given, {', '.join(given)}, got {', '.join(wrong)}")
+    if twice := [name for number, name in enumerate(takes) if name in takes[:number]]:
+        raise SubquadError(f"what is taken is named once each, got {', '.join(twice)} again")
     found = tuple(takes) or next(((name,) for name, value in given.items() if _is_of_floats(value)), ())
     if not found:
         raise SubquadError(f"none of what is given is a tensor of floats: {', '.join(given) or 'nothing is'}")
