@@ -58,6 +58,24 @@ def test_data_are_found_from_anywhere_and_where_they_moved_with_their_run(tiny, 
         subquad.evaluate("moved/runs/mine")
 
 
+@pytest.mark.parametrize("data", [".", "photos"])
+def test_data_of_a_run_are_those_beside_it_where_the_current_folder_has_others_of_that_name(
+    data, tmp_path, monkeypatch
+):
+    """A run on `.` or `photos` was judged on those of the folder that the command was given in, without a word."""
+    for folder in ("work", "elsewhere"):
+        (tmp_path / folder / "photos").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    folder = RunFolder(tmp_path / "work" / "runs" / "mine")
+    folder.create(Recipe(data=data), {"paths_from": "../.."})
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = place_of_data(folder.path, data)
+    assert found is not None
+    assert Path(found).resolve() == (tmp_path / "work" / data).resolve()
+    (tmp_path / "work" / "photos").rmdir()
+    assert place_of_data(folder.path, "photos") == "photos"
+
+
 @pytest.mark.parametrize("begun", [None, 3, "\0", "~nobody"], ids=repr)
 @pytest.mark.parametrize("data", [None, "digits", "pathfinder:count=20", "\0", ["a"], "photos"], ids=repr)
 def test_what_a_run_says_of_its_data_stays_as_it_is_where_nothing_is_there(begun, data, tmp_path):

@@ -211,11 +211,11 @@ def recipe_beside(folder: Path) -> dict[str, Any]:
 
 
 def place_of_data(folder: Path, data: str | None) -> str | None:
-    """Where the data of a run folder lie: a path that was relative is looked for where training was begun, too.
+    """Where the data of a run folder lie: a relative path is one from where training was begun, else from here.
 
     Args:
         folder: of the run, which says in which folder its command was given.
-        data: a name or path of its recipe; what is there from here stays as it is.
+        data: a name or path of its recipe; it stays as it is where nothing is there from where training was begun.
     """
     facts = _read_json(RunFolder(folder).facts)
     begun = facts.get("paths_from") if isinstance(facts, dict) else None
@@ -223,7 +223,9 @@ def place_of_data(folder: Path, data: str | None) -> str | None:
         return data
     # what can be no path is refused where it is read
     with suppress(SubquadError):
-        if not find_path(data).exists() and (there := find_path(folder.resolve() / begun / data)).exists():
+        # first: the current folder may hold other data of that name, and always has a "."
+        there, here = find_path(folder.resolve() / begun / data), find_path(data)
+        if there.exists() and not (here.exists() and there.samefile(here)):
             return os.path.normpath(there)
     return data
 
