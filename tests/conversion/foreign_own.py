@@ -262,10 +262,13 @@ class Tutorial(nn.Module):
 
     def forward(self, images):
         x = self.input_layer(rearrange(images, self.cut, p=8, q=8))
-        x = torch.cat([self.class_token.expand(-1, x.shape[1], -1), x])
+        x = torch.cat([self.in_front().expand(-1, x.shape[1], -1), x])
         for layer in self.layers:
             x = layer(x)
         return self.head(x[0])
+
+    def in_front(self):
+        return self.class_token
 
 
 class TorchBlock(nn.Module):

@@ -85,6 +85,25 @@ def test_patches_may_be_cut_by_code_for_a_linear_layer(name):
         subquad.convert(teacher, "agent")
 
 
+class Unnamed(Tutorial):
+    def __init__(self):
+        super().__init__()
+        self.first = self.class_token
+        del self.class_token
+
+    def in_front(self):
+        return self.first
+
+
+def test_tokens_in_front_that_nobody_names_are_asked_for():
+    network = Unnamed().eval()
+    with pytest.raises(SubquadError, match=r"called with 17 tokens, and its map has 16 places: give prefix=1 if"):
+        subquad.convert(network, "softmax", img_size=32)
+    student = subquad.convert(network, "softmax", img_size=32, prefix=1)
+    images = torch.randn(2, 3, 32, 32)
+    assert difference(student(images), network(images)) < 1e-6
+
+
 class Normed(Tutorial):
     """With numbers that are neither parameters nor buffers, which a call moves to where its images are."""
 

@@ -25,7 +25,6 @@ from subquad.data import InputConfig
 from subquad.exports import (
     EXPORTERS,
     Exporter,
-    aoti_format,
     export,
     exporting,
     notes_of,
@@ -36,6 +35,7 @@ from subquad.exports import (
 from subquad.exports.checking import checked_shapes, largest_difference, tried_images
 from subquad.exports.engines import InEngine
 from subquad.exports.exporting import least_pixels
+from subquad.exports.taken_sizes import TAKES, checked, said_of
 from subquad.models.stated_inputs import stated_size
 from subquad.tasks import task_named
 from subquad.tasks.segmentation.scene_transforms import SceneInput
@@ -534,7 +534,7 @@ def test_what_was_compiled_gets_images_that_it_takes_alone():
     """Compiled code looks at neither sizes nor dtypes, and reads past the end of what is smaller."""
     sized = programs.program_of(Mean(), torch.zeros(1, 3, 16, 16), ["batch", "size"], 9)
     halved = programs.program_of(Mean(), torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16), [], 9)
-    any_size, fixed = (aoti_format.checked(Mean(), aoti_format.taken_by(program)) for program in (sized, halved))
+    any_size, fixed = (checked(Mean(), said_of(program)[TAKES]) for program in (sized, halved))
     assert any_size(torch.zeros(5, 3, 9, 70)).shape == (5, 3)
     assert fixed(torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16)).shape == (2, 3)
     for run, shape, dtype, message in (
@@ -548,7 +548,7 @@ def test_what_was_compiled_gets_images_that_it_takes_alone():
         with pytest.raises(SubquadError, match=message) as raised:
             run(torch.zeros(shape, dtype=dtype))
         assert "\n" not in str(raised.value)
-    assert aoti_format.checked(Mean(), None)(torch.zeros(1, 3, 4, 4)).shape == (1, 3)
+    assert checked(Mean(), None)(torch.zeros(1, 3, 4, 4)).shape == (1, 3)
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ import torch
 from torch import nn
 
 from subquad import SubquadError, export
-from subquad.exports.aoti_format import check_taken, taken_by
+from subquad.exports import export as export_with_notes
+from subquad.exports import open_exported
 from subquad.exports.checking import multiples_from
 from subquad.exports.programs import program_of
 from subquad.exports.side_steps import STEPS, step_of_sides
+from subquad.exports.taken_sizes import check_taken, taken_by
 
 
 class Halving(nn.Module):
@@ -51,6 +53,29 @@ def test_a_network_of_steps_is_written_for_all_of_them(step, tmp_path):
     run = torch.export.load(tmp_path / "n.pt2").module()
     x = torch.randn(2, 3, 5 * step, 6 * step)
     assert torch.allclose(run(x), model(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("onnx", "onnx"), ("openvino", "xml")])
+def test_files_refuse_what_they_were_not_written_for(format, suffix, tmp_path):
+    """Engines run it, as far as shapes go, and answer something else where windows do not shrink with their map."""
+    model = Halving(8)
+    file = tmp_path / f"n.{suffix}"
+    export_with_notes(model, file, format=format, img_size=32, dynamic=["size"], notes={"a": "b"})
+    run = open_exported(file)
+    x = torch.randn(1, 3, 24, 40)
+    torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+    for wrong, message in (
+        (
+            torch.zeros(1, 3, 24, 12),
+            r"written for images of torch.float32, batch 1, .* in steps of 8, got 1 × 3 × 24 × 12",
+        ),
+        (torch.zeros(2, 3, 24, 24), "batch 1, channels 3"),
+        (x.half(), "images of torch.float32"),
+    ):
+        with pytest.raises(SubquadError, match=message):
+            run(wrong)
+    with pytest.raises(SubquadError, match="written for 1 tensor, got 2"):
+        run(x, x)
 
 
 class Unfolding(nn.Module):

@@ -3,10 +3,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import subquad
-from subquad.errors import SubquadError
+from subquad.errors import InterruptedRunError, SubquadError
 from subquad.runs.run_folder import RunFolder, place_of_data
 from subquad.tasks.classification import Recipe
 from subquad.training import train
@@ -56,6 +58,32 @@ def test_data_are_found_from_anywhere_and_where_they_moved_with_their_run(tiny, 
     (tmp_path / "moved" / "photos").rename(tmp_path / "moved" / "gone")
     with pytest.raises(SubquadError, match=f"there is no folder .*photos in {tmp_path}"):
         subquad.evaluate("moved/runs/mine")
+
+
+def test_a_run_goes_on_with_its_own_data_from_wherever_it_is_resumed(tiny, tmp_path, monkeypatch):
+    """It went on with what the current folder has under that name, and said nothing where there were as many images."""
+    for folder, light in (("work", 10), ("elsewhere", 200)):
+        for part, name, k in itertools.product(("train", "val"), ("cat", "dog"), range(4)):
+            file = tmp_path / folder / "photos" / part / name / f"{k}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (light, k, k)).save(file)
+    monkeypatch.chdir(tmp_path / "work")
+    recipe = tiny.replace(data="photos", epochs=2, warmup_epochs=0, batch_size=4)
+    train(recipe, Path("runs/whole"))
+
+    def stopped(line):
+        if line.startswith("epoch 1/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError):
+        train(recipe, Path("runs/mine"), log=stopped)
+    for folder in (tmp_path / "elsewhere", Path("/")):
+        monkeypatch.chdir(folder)
+        mine = tmp_path / "work" / "runs" / "mine"
+        train(recipe, mine, resume=True)
+    whole = [load_file(tmp_path / "work" / "runs" / run / "last.safetensors") for run in ("whole", "mine")]
+    assert all(torch.equal(whole[0][name], whole[1][name]) for name in whole[0])
+    assert (mine / "recipe.yaml").read_text() == (mine.parent / "whole" / "recipe.yaml").read_text()
 
 
 @pytest.mark.parametrize("data", [".", "photos"])

@@ -23,6 +23,10 @@ MAKERS = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
 """What gives maps (b, c, y, x)."""
 
 
+MOST_IN_FRONT = 16
+"""Tokens in front of a map that nothing names, which are taken for such."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """What a layer's tokens come from.
@@ -54,7 +58,7 @@ def origins_of_tokens(network: nn.Module, layer: str, image: tuple[int, int, int
         None of them where no map in front of the layer has as many places.
 
     Raises:
-        SubquadError: the network can't be run so.
+        SubquadError: the network can't be run so, or has a few tokens more than places.
     """
     sketch = _Sketch(layer, prefix)
     handles = []
@@ -62,8 +66,15 @@ def origins_of_tokens(network: nn.Module, layer: str, image: tuple[int, int, int
         handles.append(part.register_forward_pre_hook(sketch.enters(path), with_kwargs=True))
         handles.append(part.register_forward_hook(sketch.leaves(path)))
     run_sketched(network, image, handles)
-    fitting = ([one for one in map_ if one.grid.num_tokens == sketch.count] for map_ in reversed(sketch.maps))
-    return next(filter(None, fitting), [])
+    if found := sketch.maps_with(0):
+        return found
+    for more in range(1, MOST_IN_FRONT + 1):
+        if around := sketch.maps_with(more):
+            raise SubquadError(
+                f"{layer} is called with {sketch.count} tokens, and its map has {around[0].grid.num_places} places: "
+                f"give prefix={prefix + more} if the others stand in front of it"
+            )
+    return []
 
 
 class _Sketch:
@@ -74,6 +85,11 @@ class _Sketch:
         self.maps: list[list[Origin]] = []
         self.count: int | None = None
         self._handed: list[tuple[str, torch.Size]] = []
+
+    def maps_with(self, more: int) -> list[Origin]:
+        """The last map of which the layer has so many more tokens than `prefix` and its places."""
+        fitting = ([one for one in map_ if one.grid.num_tokens + more == self.count] for map_ in reversed(self.maps))
+        return next(filter(None, fitting), [])
 
     def enters(self, path: str) -> Any:
         def hook(module: nn.Module, arguments: Any, named: Any) -> None:

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from subquad.errors import SubquadError
 from subquad.exports.complex_constants import with_real_constants
 from subquad.exports.quantizing import nothing_in_int8
+from subquad.exports.taken_sizes import TAKES, checked, said_of
 
 OPSET = 18
 """The version of ONNX's operators: one that engines of the last years know."""
@@ -34,6 +35,7 @@ def write(program: ExportedProgram, path: Path) -> None:
     assert converted is not None
     tidy(converted.model)
     name_axes(converted.model)
+    converted.model.metadata_props.update(said_of(program))
     converted.save(path, external_data=False)
 
 
@@ -96,7 +98,7 @@ def load(path: Path) -> Callable[..., Tensor]:
         arrays = {name: one.numpy() for name, one in zip(names, tensors, strict=True)}
         return torch.from_numpy(session.run(None, arrays)[0])
 
-    return run
+    return checked(run, session.get_modelmeta().custom_metadata_map.get(TAKES))
 
 
 def describe(path: Path, notes: Mapping[str, str]) -> None:

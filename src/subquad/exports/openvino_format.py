@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from subquad.exports import onnx_format
+from subquad.exports.taken_sizes import TAKES, checked, said_of
 
 
 def write(program: ExportedProgram, path: Path) -> None:
@@ -20,7 +21,9 @@ def write(program: ExportedProgram, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder) / "network.onnx"
         onnx_format.write(program, file)
-        openvino.save_model(openvino.convert_model(file), path, compress_to_fp16=False)
+        model = openvino.convert_model(file)
+        _note(model, said_of(program))
+        openvino.save_model(model, path, compress_to_fp16=False)
 
 
 def describe(path: Path, notes: Mapping[str, str]) -> None:
@@ -28,13 +31,17 @@ def describe(path: Path, notes: Mapping[str, str]) -> None:
     import openvino
 
     model = openvino.Core().read_model(path)
-    for name, text in notes.items():
-        model.set_rt_info(text, ["subquad", name])
+    _note(model, notes)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         # the weights are read from the file while it is written
         openvino.save_model(model, Path(folder) / path.name, compress_to_fp16=False)
         for file in Path(folder).iterdir():
             file.replace(path.with_name(file.name))
+
+
+def _note(model: Any, notes: Mapping[str, str]) -> None:
+    for name, text in notes.items():
+        model.set_rt_info(text, ["subquad", name])
 
 
 def load(path: Path) -> Callable[..., Tensor]:
@@ -58,8 +65,10 @@ def load(path: Path) -> Callable[..., Tensor]:
             kept.request = compiled.create_infer_request()
         return kept.request.infer(tensors, share_inputs=True, share_outputs=True)[0].copy()
 
+    place = ["subquad", TAKES]
+    said = str(model.get_rt_info(place).value) if model.has_rt_info(place) else None
     if not half:
-        return lambda *tensors: torch.from_numpy(answered([one.numpy() for one in tensors]))
+        return checked(lambda *tensors: torch.from_numpy(answered([one.numpy() for one in tensors])), said)
 
     def handed(one: Tensor) -> Any:
         if not one.is_floating_point():
@@ -74,4 +83,4 @@ def load(path: Path) -> Callable[..., Tensor]:
             return torch.from_numpy(answer)
         return torch.from_numpy(answer.view("int16")).view(torch.bfloat16)
 
-    return run
+    return checked(run, said)

@@ -9,8 +9,8 @@ from subquad.data.decoding import DataError
 from subquad.errors import InterruptedRunError, SubquadError
 from subquad.holding import holding, is_first_process, tidy
 from subquad.large.processes import lost_process, shortened
-from subquad.runs.run_folder import RunFolder
-from subquad.tasks import make_task, task_named
+from subquad.runs.run_folder import RunFolder, place_of_data
+from subquad.tasks import load_recipe, make_task, task_named
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.training.engine import Interruptions, make_accelerator
 from subquad.training.journal import Log, silent, summary_numbers
@@ -64,12 +64,21 @@ class _Attempt:
         accelerator = make_accelerator(self.recipe)
         try:
             seed_all(self.recipe.seed, WEIGHTS)
-            self.trainer = Trainer(make_task(self.recipe), self.folder, accelerator, interruptions, log)
+            self.trainer = Trainer(make_task(self._where_data_lie()), self.folder, accelerator, interruptions, log)
             # every process has looked at the folder before the first one writes to it
             accelerator.wait_for_everyone()
             return self.trainer.run(self.resume)
         finally:
             accelerator.free_memory()
+
+    def _where_data_lie(self) -> CommonRecipe:
+        """The recipe, with the paths that its run was begun with as they are seen from here; new ones stay."""
+        if not self.resume:
+            return self.recipe
+        begun = load_recipe(self.folder.recipe, type(self.recipe))
+        said = {name: getattr(self.recipe, name) for name in ("data", "data_dir")}
+        old = {name: place for name, place in said.items() if place == getattr(begun, name)}
+        return self.recipe.replace(**{name: place_of_data(self.folder.path, place) for name, place in old.items()})
 
     @contextmanager
     def tidied(self) -> Iterator[None]:
