@@ -504,7 +504,7 @@ def export(
         raise unknown_name("dtype", dtype, DTYPES)
     if any(parameter.dtype != DTYPES[dtype] for parameter in model.parameters()):
         model = copied(model).to(DTYPES[dtype])
-    target = Path(path) if path is not None else Path(f"{name}{exporter.suffix}")
+    target = Path(f"{name}{exporter.suffix}") if path is None else path
     settings: dict[str, Any] = {"format": format, "img_size": size, "batch": batch, "dynamic": dynamic}
     of_arguments: dict[str, Any] = {"given": given, "takes": takes, "answer": answer}
     return export_network(model, target, **settings, **of_arguments, dtype=dtype, int8=int8, notes=notes)

@@ -76,6 +76,15 @@ def test_files_refuse_what_they_were_not_written_for(format, suffix, tmp_path):
             run(wrong)
     with pytest.raises(SubquadError, match="written for 1 tensor, got 2"):
         run(x, x)
+    if format == "openvino":
+        file.with_suffix(".bin").unlink()
+        with pytest.raises(SubquadError, match=r"there is no \S+n.bin, which holds the weights of n.xml: move both"):
+            open_exported(file)
+
+
+def test_a_place_that_is_none_is_refused():
+    with pytest.raises(SubquadError, match=r"path must be .*, got 3"):
+        export(Halving(8), 3, format="pt2", img_size=32)
 
 
 class Unfolding(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from subquad.errors import SubquadError
 from subquad.exports import onnx_format
 from subquad.exports.taken_sizes import TAKES, checked, said_of
 
@@ -48,9 +49,15 @@ def load(path: Path) -> Callable[..., Tensor]:
     """Compile it for the CPU, computing in the precision that was written; bf16 where the processor knows it.
 
     Threads may call what is given at the same time.
+
+    Raises:
+        SubquadError: its weights are not beside it.
     """
     import openvino
 
+    weights = path.with_suffix(".bin")
+    if not weights.is_file():
+        raise SubquadError(f"there is no {weights}, which holds the weights of {path.name}: move both together")
     core = openvino.Core()
     model = core.read_model(path)
     # of several inputs any may be whole numbers
