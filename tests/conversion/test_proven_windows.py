@@ -238,6 +238,31 @@ def test_other_mechanisms_see_the_whole_map(name):
         assert (linear(changed) - linear(images)).abs().max() > 1e-4
 
 
+class Beside(Backbone):
+    """Handed a pair by what stands around it, as backbones that hand on which pixels are filled in."""
+
+    def forward(self, pair):
+        return super().forward(pair[0])
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = Beside()
+
+    def forward(self, images):
+        return self.backbone((images, None))
+
+
+def test_what_stands_around_a_backbone_may_hand_it_more_than_images():
+    torch.manual_seed(0)
+    model = Around().eval()
+    student = subquad.convert(model, "softmax")
+    for size in ((64, 64), (72, 100)):
+        images = torch.randn(2, 3, *size)
+        assert difference(student(images), model(images)) < 1e-6
+
+
 def test_a_map_of_another_size_than_the_block_is_made_for_is_refused():
     student = subquad.convert(teacher("classifier"), "linear")
     with pytest.raises(SubquadError, match=r"144 tokens do not fill a grid of 16×16 \(256 tokens\)"):

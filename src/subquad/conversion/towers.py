@@ -236,14 +236,30 @@ def _of_maps(
     ways: dict[str, Callable[[Tensor], TokenGrid]],
 ) -> Tower:
     """A network whose layers are handed maps: these are their grids, whatever stands in front of them."""
-    within = len(root) + 1 if root else 0
     height, width = size
     image = (image_channels(modules[root]), height, width)
-    seen = maps_of_calls(modules[root], {path[within:]: way for path, way in ways.items()}, image)
-    # what is called in training alone stands where the layer in front of it does: calls say where
-    standing = {path: seen[path[within:]] for path in ways if path[within:] in seen}
+    try:
+        standing = _maps_within(root, modules, image, ways)
+    except SubquadError:
+        # a part may be handed something else than images, by what stands around it
+        if not root:
+            raise
+        standing = _maps_within("", modules, image, ways)
     layers = tuple(layers_below(root, modules, next(iter(standing.values())), standing))
     return Tower(root, layers[0].grid, layers, host_of(layers), recorder)
+
+
+def _maps_within(
+    root: str,
+    modules: dict[str, nn.Module],
+    image: tuple[int, int, int],
+    ways: dict[str, Callable[[Tensor], TokenGrid]],
+) -> dict[str, TokenGrid]:
+    """Where the tokens of layers stand where the part at `root` is called for images."""
+    within = len(root) + 1 if root else 0
+    seen = maps_of_calls(modules[root], {path[within:]: way for path, way in ways.items()}, image)
+    # what is called in training alone stands where the layer in front of it does: calls say where
+    return {path: seen[path[within:]] for path in ways if path[within:] in seen}
 
 
 def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img_size: Any) -> Tower:
