@@ -287,5 +287,19 @@ def test_what_computes_something_else_is_not_taken_for_it(block):
         subquad.convert(Classifier(block=block), "linear")
 
 
+class FilledWithOnes(StagedBlock):
+    """Where its windows are no whole ones."""
+
+    def on_map(self, x, height, width, mask):
+        if height % self.window_size or width % self.window_size:
+            x = x + 1
+        return super().on_map(x, height, width, mask)
+
+
+def test_maps_that_are_filled_up_are_asked_about_as_well():
+    assert converted_class(StagedBlock(DIM, HEADS, 2)) is ProvenStagedBlock
+    assert converted_class(FilledWithOnes(DIM, HEADS, 2)) is None
+
+
 def test_other_scales_of_the_scores_are_not_taken_for_the_usual():
     assert converted_class(SwinTransformerBlock(DIM, (16, 16), HEADS, qk_scale=0.5)) is None
