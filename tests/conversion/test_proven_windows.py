@@ -174,7 +174,7 @@ class Restorer(nn.Module):
         size = x.shape[-2:]
         x = x.flatten(2).mT
         for block in self.layers:
-            x = block(x, tuple(size))
+            x = block(x, x_size=tuple(size))
         return image + self.conv_last(x.mT.unflatten(2, size))
 
 
@@ -186,7 +186,7 @@ class Backbone(Classifier):
     def through(self, block, x, height, width):
         block.H, block.W = height, width
         filled = (side + -side % WINDOW for side in (height, width))
-        return block(x, mask_of(*filled, WINDOW, WINDOW // 2).to(x.device))
+        return block(x, mask_matrix=mask_of(*filled, WINDOW, WINDOW // 2).to(x.device))
 
 
 NETWORKS = {

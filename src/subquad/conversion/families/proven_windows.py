@@ -111,8 +111,10 @@ class ProvenSizedBlock(ProvenSwinBlock):
         answers: Tensor = block(x, grid.shape)
         return answers
 
-    def forward(self, x: Tensor, size: Any) -> Tensor:  # type: ignore[override]
-        return self.answered(x, TokenGrid(*size))
+    def forward(self, x: Tensor, *size: Any, **named: Any) -> Tensor:
+        # by whatever name it is handed over
+        (shape,) = (*size, *named.values())
+        return self.answered(x, TokenGrid(*shape))
 
 
 class ProvenStagedBlock(ProvenSwinBlock):
@@ -141,7 +143,7 @@ class ProvenStagedBlock(ProvenSwinBlock):
     def way_to_map(cls, original: Any) -> Callable[[Tensor], TokenGrid]:
         return lambda x: TokenGrid(original.H, original.W)
 
-    def forward(self, x: Tensor, mask_matrix: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, *mask: Any, **named: Any) -> Tensor:
         return self.answered(x, TokenGrid(self.H, self.W))
 
 
