@@ -71,7 +71,7 @@ def test_what_is_counted_is_what_is_measured():
 
 @pytest.mark.slow
 def test_every_mechanism_is_counted():
-    rows = count_scaling(list(ATTENTION), [64, 256], dim=32, num_heads=2)
+    rows = count_scaling(list(ATTENTION), [64], dim=32, num_heads=2)
     assert {row.mechanism for row in rows} == set(ATTENTION)
     assert all(row.macs > 0 and row.peak_mb > 0 for row in rows)
 

@@ -84,6 +84,7 @@ ANY_SIZE = [name for name, (_, any_size) in FOREIGN.items() if any_size and name
 """Swins of other libraries decide by an image's size whether they pad it."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", ANY_SIZE)
