@@ -1,7 +1,6 @@
 """YAML and settings, wherever they come from: small, shallow, and without what would grow beyond its text."""
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ class _Loader(_Fast):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         # in front of what `<<` brings along, which own keys may override
-        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        for name, count in names.items():
-            if count > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", node.start_mark)
+        seen: set[Any] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            seen.add(key.value)
         return dict(super().construct_mapping(node, deep))
 
 

@@ -131,6 +131,9 @@ def test_yaml_as_people_write_it_is_read(tmp_path):
     text = "base: &base {lr: 1e-3, img_size: [8, 12]}\nown:\n  <<: *base\n  lr: 0.5\n  data: grün\n"
     assert parse_yaml(text)["own"] == {"lr": 0.5, "img_size": [8, 12], "data": "grün"}
     file = tmp_path / "a.yaml"
+    file.write_text("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n")
+    with pytest.raises(SubquadError, match="c is there twice, line 5, column 3"):
+        read_yaml(file)
     file.write_bytes(b"a: \xff")
     with pytest.raises(SubquadError, match=r"not YAML: .*invalid start byte"):
         read_yaml(file)
