@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from subquad.data.opening import NAMES
 from subquad.data.transforms import CROP_MODES, ERASING, INTERPOLATIONS
 from subquad.errors import SubquadError
 from subquad.tasks.image_recipe import ImageRecipe
@@ -19,7 +20,7 @@ class Recipe(ImageRecipe):
 
     data: str = option(
         "digits",
-        "digits, cifar10, imagenet, folder, an archive or hfds/<name>",
+        "a folder or archive, or one of " + ", ".join(NAMES),
         free="a name, a path, or a name of the hub",
     )
 
