@@ -164,7 +164,7 @@ class CallListener(_Listener):
         if self.block is None:
             self.recorder.calls.embeds(self.path)
             return
-        tokens = _first(arguments, named)
+        tokens = first_tensor(arguments, named)
         if tokens is not None:
             self.recorder.calls.heard(self.path, self.block, tokens, self.recorder.last_standing)
 
@@ -226,7 +226,10 @@ class AnswerListener(_Listener):
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
         """What such a hook is called with."""
         if not is_traced():
-            tokens, answered = _first(arguments, named), _first(answer if isinstance(answer, tuple) else (answer,), {})
+            tokens, answered = (
+                first_tensor(arguments, named),
+                first_tensor(answer if isinstance(answer, tuple) else (answer,), {}),
+            )
             if tokens is not None and answered is not None:
                 self.recorder.calls.passed(tokens, answered)
 
@@ -281,7 +284,8 @@ def _place_in_backward() -> tuple[int, int]:
     return torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr()
 
 
-def _first(arguments: Iterable[Any], named: Mapping[str, Any]) -> Tensor | None:
+def first_tensor(arguments: Iterable[Any], named: Mapping[str, Any]) -> Tensor | None:
+    """The first tensor that a call hands over, by place or by name."""
     return next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
 
 

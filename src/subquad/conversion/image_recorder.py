@@ -4,11 +4,11 @@ Networks of one's own often cut patches by `unfold`, by einops' function or by r
 module gives a map: the part that does it is listened to, in front, and how large patches are is known from elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from subquad.conversion.checkpointed_calls import first_tensor
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -37,8 +37,8 @@ class ImageRecorder(GridRecorder):
         Raises:
             SubquadError: these are no images, or smaller than a patch.
         """
-        image = maps_handed_to(arguments, named)
-        if image is None:
+        image = first_tensor(arguments, named)
+        if image is None or image.dim() != 4:
             given = [tuple(one.shape) for one in (*arguments, *named.values()) if isinstance(one, Tensor)]
             raise SubquadError(f"a converted network takes images (b, c, height, width), got {given}")
         height, width = (length // side for length, side in zip(image.shape[-2:], self.patch, strict=True))
@@ -46,9 +46,3 @@ class ImageRecorder(GridRecorder):
             sides = [f"{y}×{x}" for y, x in (image.shape[-2:], self.patch)]
             raise SubquadError(f"images of {sides[0]} px hold no patch of {sides[1]}")
         self.record(TokenGrid(height, width))
-
-
-def maps_handed_to(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
-    """The image or map (b, c, height, width) that a call begins with."""
-    x = next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
-    return x if x is not None and x.dim() == 4 else None

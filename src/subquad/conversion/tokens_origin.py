@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.conversion.checkpointed_calls import first_tensor
 from subquad.conversion.sketched_calls import IMAGES, run_sketched
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -93,7 +94,7 @@ class _Sketch:
 
     def enters(self, path: str) -> Any:
         def hook(module: nn.Module, arguments: Any, named: Any) -> None:
-            x = next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
+            x = first_tensor(arguments, named)
             if not path:
                 # a call that failed on its way is made once more
                 self._handed.clear()
@@ -223,7 +224,8 @@ def _tokens_of_changed(
         return change(given)
 
     def reached(module: nn.Module, arguments: Any, named: Any) -> None:
-        x = next(one for one in (*arguments, *named.values()) if isinstance(one, Tensor))
+        x = first_tensor(arguments, named)
+        assert x is not None
         handed.append(x if x.shape[0] == len(places) + 1 else x.transpose(0, 1))
         raise _ReachedError
 

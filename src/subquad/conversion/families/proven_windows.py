@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from subquad.attention import ATTENTION
 from subquad.conversion.converted_attention import ConvertedAttention, channels_into
 from subquad.conversion.families.map_attention import MapRecorder
-from subquad.conversion.families.timm_swin import BIAS, carry
 from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, random_tokens, twin_of
-from subquad.conversion.families.windowed_blocks import Parts, WindowedAttention, window_bias
+from subquad.conversion.families.windowed_blocks import BIAS, WithTable
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.grid import TokenGrid
-from subquad.inference.foreign_halves import three
 from subquad.models.windows import Windows
 
 PARTS = frozenset({"norm1", "attn", "drop_path", "norm2", "mlp"})
@@ -35,24 +33,17 @@ class StagesRecorder(MapRecorder):
     usual_size = (224, 224)
 
 
-class ProvenSwinBlock(WindowedAttention):
+class ProvenSwinBlock(WithTable):
     """A block of tokens (b, n, c) of a map of one size, which it says itself."""
 
     is_anybodys: ClassVar[bool] = True
     pads_first: ClassVar[bool] = True
-    names: ClassVar[tuple[str, ...]] = ("qkv", "proj", "proj_drop")
 
     @classmethod
     def of_map(cls, block: Any, x: Tensor, grid: TokenGrid, window: TokenGrid) -> Tensor:
         """What such a block, of anybody's class or ours, answers to tokens (b, n, c) of a map, and windows."""
         answers: Tensor = block(x)
         return answers
-
-    def sizes(self, original: Any) -> tuple[int, int]:
-        return original.attn.num_heads, channels_into(original.attn.proj) // original.attn.num_heads
-
-    def tokens_width(self, original: Any) -> int:
-        return channels_into(original.attn.qkv)
 
     def window_of(self, original: Any) -> tuple[int, int]:
         return _pair(original.window_size)
@@ -66,13 +57,7 @@ class ProvenSwinBlock(WindowedAttention):
 
     def kept(self, original: Any) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         for name, part in super().kept(original):
-            yield name, part if name != "attn" else self._projections(part)
-
-    def _projections(self, attention: Any) -> nn.Module:
-        parts = Parts({name: getattr(attention, name) for name in self.names})
-        if self.window is not None:
-            carry(attention, parts, BIAS)
-        return parts
+            yield name, part if name != "attn" else self.projections(part)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.answered(x, self.grid)
@@ -87,20 +72,6 @@ class ProvenSwinBlock(WindowedAttention):
         image = self.through("norm1", x).unflatten(1, grid.shape)
         x = x + self.through("drop_path", self.attended(image).flatten(1, 2))
         return x + self.through("drop_path", self.through("mlp", self.through("norm2", x)))
-
-    def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        parts: Any = self._modules["attn"]
-        q, k, v = map(self.split, three([parts["qkv"](tokens)]))
-        return q, k, v
-
-    def bias(self, window: TokenGrid) -> Tensor:
-        parts: Any = self._modules["attn"]
-        (table,) = parts(BIAS)
-        return window_bias(table, window)
-
-    def project(self, tokens: Tensor) -> Tensor:
-        parts: Any = self._modules["attn"]
-        return parts["proj_drop"](parts["proj"](tokens))
 
 
 class ProvenSizedBlock(ProvenSwinBlock):

@@ -7,41 +7,35 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import biased, channels_into
-from subquad.conversion.families.windowed_blocks import Parts, WindowedBlock, as_cosines, continuous_bias, window_bias
+from subquad.conversion.converted_attention import biased
+from subquad.conversion.families.windowed_blocks import (
+    BIAS,
+    Parts,
+    WindowedBlock,
+    WithTable,
+    as_cosines,
+    carry,
+    continuous_bias,
+)
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of, three
 from subquad.inference.timm_blocks import behind_factors
 
-BIAS, DISTANCES = "relative_position_bias_table", "relative_coords_table"
+DISTANCES = "relative_coords_table"
 
 
-class TimmSwinBlock(WindowedBlock):
+class TimmSwinBlock(WithTable, WindowedBlock):
     """Norms before attention, and a table of biases."""
 
     replaces: ClassVar[tuple[str, ...]] = ("timm.models.swin_transformer.SwinTransformerBlock",)
     known: ClassVar[str] = "timm.models.swin_transformer.WindowAttention"
-    names: ClassVar[tuple[str, ...]] = ("qkv", "proj", "proj_drop")
-    attn: Parts
     norm1: nn.Module
 
     def check(self, original: Any) -> None:
         kind = type(original.attn)
         if f"{kind.__module__}.{kind.__qualname__}" != self.known:
             raise SubquadError(f"this Swin block has a {kind.__module__}.{kind.__qualname__}, which is not known here")
-
-    def sizes(self, original: Any) -> tuple[int, int]:
-        return original.attn.num_heads, channels_into(original.attn.proj) // original.attn.num_heads
-
-    def tokens_width(self, original: Any) -> int:
-        return channels_into(original.attn.qkv)
-
-    def projections(self, attention: Any) -> nn.Module:
-        parts = Parts({name: getattr(attention, name) for name in self.names})
-        if self.window is not None:
-            carry(attention, parts, BIAS)
-        return parts
 
     def forward(self, x: Tensor) -> Tensor:
         if self.wants_few_steps and not self.training:
@@ -58,24 +52,12 @@ class TimmSwinBlock(WindowedBlock):
             y = x + self.through("drop_path1", self.attended(self.norm1(x).unflatten(1, grid.shape)).flatten(1, 2))
         return behind_factors(self, y, None)
 
-    def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = map(self.split, three([self.attn["qkv"](tokens)]))
-        return q, k, v
-
-    def bias(self, window: TokenGrid) -> Tensor:
-        (table,) = self.attn(BIAS)
-        return window_bias(table, window)
-
     def move_bias(self, move: Callable[[Any], None]) -> None:
         # by the rule of the timm that is installed
         twin: Any = deepcopy(self.original)
         twin.attn.register_parameter(BIAS, self.get_parameter(f"attn.{BIAS}"))
         move(twin)
         self.attn.register_parameter(BIAS, twin.attn.get_parameter(BIAS))
-
-    def project(self, tokens: Tensor) -> Tensor:
-        parts: Any = self.attn
-        return parts["proj_drop"](parts["proj"](tokens))
 
     # what subquad.inference asks for
 
@@ -127,10 +109,3 @@ class TimmSwinV2Block(TimmSwinBlock):
         move(twin)
         old = self.attn.get_buffer(DISTANCES)
         self.attn.register_buffer(DISTANCES, twin.attn.get_buffer(DISTANCES).to(old), persistent=False)
-
-
-def carry(attention: nn.Module, parts: nn.Module, name: str) -> None:
-    """Copy a parameter, if there is one."""
-    parameter = attention._parameters.get(name)
-    if parameter is not None:
-        parts.register_parameter(name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))

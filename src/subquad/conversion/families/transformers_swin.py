@@ -5,8 +5,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from subquad.conversion.families.timm_swin import carry
-from subquad.conversion.families.windowed_blocks import Parts, WindowedBlock, as_cosines, continuous_bias, window_bias
+from subquad.conversion.families.windowed_blocks import (
+    Parts,
+    WindowedBlock,
+    as_cosines,
+    carry,
+    continuous_bias,
+    window_bias,
+)
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import first_half_of
 from subquad.inference.halves import drops_nothing

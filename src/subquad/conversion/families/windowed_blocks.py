@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, is_quadratic
 from subquad.conversion.families.pair_biases import with_bias
 from subquad.grid import TokenGrid
-from subquad.inference.foreign_halves import KnowsFewSteps
+from subquad.inference.foreign_halves import KnowsFewSteps, three
 from subquad.kernels import replayed
 from subquad.models.layers import move_tables
 from subquad.models.windows import Windows
+
+BIAS = "relative_position_bias_table"
 
 
 class Parts(nn.ModuleDict):
@@ -98,6 +100,42 @@ class WindowedAttention(ConvertedAttention):
             q, k, v = with_bias(q, k, v, self.bias(self.window))
         y = self.mix(q, k, v, tokens, grid=grid, mask=mask)
         return self.project(y.unflatten(-1, (self.num_heads, -1))[..., : self.width].flatten(2))
+
+
+class WithTable(WindowedAttention):
+    """A block whose layer `attn` has the parts of the authors' code: one projection, one behind, a table of biases.
+
+    Attributes:
+        names: of the parts of `attn` that are kept, beside its table.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("qkv", "proj", "proj_drop")
+    attn: Parts
+
+    def sizes(self, original: Any) -> tuple[int, int]:
+        return original.attn.num_heads, channels_into(original.attn.proj) // original.attn.num_heads
+
+    def tokens_width(self, original: Any) -> int:
+        return channels_into(original.attn.qkv)
+
+    def projections(self, attention: Any) -> nn.Module:
+        """What is kept of the attention layer, under its names; its biases where `self.window` is not None."""
+        parts = Parts({name: getattr(attention, name) for name in self.names})
+        if self.window is not None:
+            carry(attention, parts, BIAS)
+        return parts
+
+    def heads_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = map(self.split, three([self.attn["qkv"](tokens)]))
+        return q, k, v
+
+    def bias(self, window: TokenGrid) -> Tensor:
+        (table,) = self.attn(BIAS)
+        return window_bias(table, window)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        parts: Any = self.attn
+        return parts["proj_drop"](parts["proj"](tokens))
 
 
 class WindowedBlock(KnowsFewSteps, WindowedAttention):
@@ -186,3 +224,10 @@ def as_cosines(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tenso
     scale = logit_scale.clamp(max=math.log(100)).exp()
     # attention divides by the root of the width
     return F.normalize(q, dim=-1) * (scale * q.shape[-1] ** 0.5), F.normalize(k, dim=-1)
+
+
+def carry(attention: nn.Module, parts: nn.Module, name: str) -> None:
+    """Copy a parameter, if there is one."""
+    parameter = attention._parameters.get(name)
+    if parameter is not None:
+        parts.register_parameter(name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
