@@ -65,6 +65,8 @@ class ConvertedAttention(nn.Module):
         is_handed_maps: whether calls bring maps, on which tokens stand; the network is run for where, see `map_under`.
         is_anybodys: whether such layers stand in networks of anybody's own code, which may be run to see where their
             tokens come from, and in which order they stand.
+        asks_for_calls: whether what such a layer is handed beside tokens is seen in a call of its network, and given to
+            the class as `call` (`copied_calls.py`), or what went `wrong` there.
         others_see: what layers that are no targets see, where these can't be converted at all, as "windows".
         recorded_as: the full name of what holds such layers and gives transformers their attention maps, if something
             does.
@@ -78,6 +80,7 @@ class ConvertedAttention(nn.Module):
     in_pyramid: ClassVar[bool] = False
     is_handed_maps: ClassVar[bool] = False
     is_anybodys: ClassVar[bool] = False
+    asks_for_calls: ClassVar[bool] = False
     others_see: ClassVar[str | None] = None
     recorded_as: ClassVar[str | None] = None
     fills_images: ClassVar[bool] = False

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from subquad.besides import Network
 from subquad.conversion.checkpointed_calls import listen_to_calls
 from subquad.conversion.converted_attention import ConvertedAttention
-from subquad.conversion.grid_recorder import GridRecorder, listen, stop_listening
+from subquad.conversion.copied_calls import calls_of
+from subquad.conversion.grid_recorder import listen, stop_listening
 from subquad.conversion.towers import Layer, Tower, find_tower, other_towers
 from subquad.copying import copied, refuse_held_forwards
 from subquad.errors import SubquadError, reason_without_path, shown
@@ -127,9 +128,11 @@ def convert(
     recorder = tower.make_recorder()
     modules = dict(model.named_modules())
     made: dict[str, ConvertedAttention] = {}
+    calls = _calls(model, tower, [tower.layers[number] for number in mechanisms])
     for number, mechanism in mechanisms.items():
         layer = tower.layers[number]
-        made[layer.path] = _replacement(layer, modules[layer.path], mechanism, recorder)
+        seen = calls.get(layer.path, {})
+        made[layer.path] = _replacement(layer, modules[layer.path], mechanism, recorder=recorder, **seen)
     _keep_ties(model, made, modules)
     for path, module in made.items():
         put(modules, path, module)
@@ -428,14 +431,23 @@ def _creations(model: nn.Module, replaced: Iterable[str]) -> dict[str, dict[str,
     }
 
 
-def _replacement(layer: Layer, original: nn.Module, mechanism: Any, recorder: GridRecorder) -> ConvertedAttention:
+def _calls(model: nn.Module, tower: Tower, layers: Iterable[Layer]) -> dict[str, dict[str, Any]]:
+    """For layers that ask for it: what they are handed where the network is run, and what went wrong."""
+    asking = [layer.path for layer in layers if layer.known is not None and layer.known.asks_for_calls]
+    if not asking or tower.image is None:
+        return {}
+    calls, wrong = calls_of(model, asking, tower.image)
+    return {path: {"call": calls.get(path), "wrong": wrong} for path in asking}
+
+
+def _replacement(layer: Layer, original: nn.Module, mechanism: Any, **more: Any) -> ConvertedAttention:
     family = layer.family
     if family.others_see and not layer.is_target:
         raise SubquadError(
             f"{layer.path} sees {family.others_see}, and stays as it is: leave its block out of `blocks`"
         )
     try:
-        return family(original, mechanism, grid=layer.grid, recorder=recorder)
+        return family(original, mechanism, grid=layer.grid, **more)
     except SubquadError as error:
         raise SubquadError(f"{layer.path}: {error}") from None
 

@@ -6,16 +6,15 @@ stand row by row: of a place that is changed, the token changes most that should
 Letters: b batch, c channels, n tokens.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from subquad.conversion.checkpointed_calls import first_tensor
+from subquad.conversion.copied_calls import EnoughSeenError, run_copied
 from subquad.conversion.sketched_calls import IMAGES, run_sketched
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -192,10 +191,6 @@ def _some_places(grid: TokenGrid) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(0, 0), (0, width - 1), (height - 1, 0), *drawn]))
 
 
-class _ReachedError(Exception):
-    """The layer is called."""
-
-
 def _tokens_of_changed(
     network: nn.Module, origin: Origin, layer: str, image: tuple[int, int, int], places: list[tuple[int, int]]
 ) -> Tensor | None:
@@ -203,10 +198,6 @@ def _tokens_of_changed(
 
     None where the network can't be run so.
     """
-    shared = {id(one): one for one in chain(network.parameters(), network.buffers())}
-    weights = next((one for one in network.parameters() if one.is_floating_point()), None)
-    if weights is None or any(one.is_meta for one in shared.values()):
-        return None
     handed: list[Tensor] = []
 
     def change(map_: Tensor) -> Tensor:
@@ -227,24 +218,15 @@ def _tokens_of_changed(
         x = first_tensor(arguments, named)
         assert x is not None
         handed.append(x if x.shape[0] == len(places) + 1 else x.transpose(0, 1))
-        raise _ReachedError
+        raise EnoughSeenError
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        try:
-            # evaluated, whatever the network is about; all that has numbers is the network's own
-            twin = copy.deepcopy(network, shared).eval()
-            part = twin.get_submodule(origin.path)
-            if origin.patch is None:
-                part.register_forward_hook(behind)
-            else:
-                part.register_forward_pre_hook(in_front, with_kwargs=True)
-            twin.get_submodule(layer).register_forward_pre_hook(reached, with_kwargs=True)
-            one = torch.randn(1, *image).to(weights)
-            twin(one.expand(len(places) + 1, -1, -1, -1))
-        except _ReachedError:
-            return handed[0]
-        except Exception:
-            # that is somebody's code, which may say in any way that it can't be copied or run
-            return None
-    return None
+    def listen(twin: nn.Module) -> None:
+        part = twin.get_submodule(origin.path)
+        if origin.patch is None:
+            part.register_forward_hook(behind)
+        else:
+            part.register_forward_pre_hook(in_front, with_kwargs=True)
+        twin.get_submodule(layer).register_forward_pre_hook(reached, with_kwargs=True)
+
+    run_copied(network, image, len(places) + 1, listen)
+    return handed[0] if handed else None

@@ -49,6 +49,7 @@ class Tower:
         recorder: what listens to the embedding.
         resizing: paths of the convolutions behind it that lead from stage to stage, to which it listens as well.
         patch: (height, width) of the patches that the part at `embedding` cuts, where it is no module that shows it.
+        image: (channels, height, width) that a network of anybody's code may be run for, to see what layers are handed.
     """
 
     embedding: str
@@ -58,6 +59,7 @@ class Tower:
     recorder: type[GridRecorder] = GridRecorder
     resizing: tuple[str, ...] = ()
     patch: tuple[int, int] | None = None
+    image: tuple[int, ...] | None = None
 
     def make_recorder(self) -> GridRecorder:
         """One that listens to the embedding, for all layers."""
@@ -165,10 +167,11 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
             f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
             "set_input_size on the network instead"
         )
+    image = None
     if _may_be_asked([layer.path for layer in layers], modules):
         image = (image_channels(model), size[0], size[1])
         chosen_origin(model, [Origin(stem[-1], grid)], layers[0].path, image)
-    return Tower(stem[-1], grid, layers, host_of(layers), recorder)
+    return Tower(stem[-1], grid, layers, host_of(layers), recorder, image=image)
 
 
 def other_towers(model: nn.Module, tower: Tower) -> list[str]:
@@ -304,7 +307,7 @@ def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, p
         return None
     found = chosen_origin(model, origins, paths[0], image)
     layers = tuple(layers_below("", modules, found.grid))
-    return Tower(found.path, found.grid, layers, host_of(layers), patch=found.patch)
+    return Tower(found.path, found.grid, layers, host_of(layers), patch=found.patch, image=image)
 
 
 def _may_be_asked(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:

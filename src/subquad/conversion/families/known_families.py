@@ -22,6 +22,7 @@ from torch import nn
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.families.proven_attention import ProvenAttention
 from subquad.conversion.families.proven_reducing import stands_for_reducing
+from subquad.conversion.families.proven_turning import stands_for_turning
 from subquad.conversion.families.proven_windows import stands_for_windows
 from subquad.conversion.families.readings import reading_of
 from subquad.errors import SubquadError, shown
@@ -97,6 +98,8 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
             return found.standing_for(layer)
         if "forward" in vars(cls) and InFewSteps not in cls.__bases__:
             break
+    if (turning := stands_for_turning(layer)) is not None:
+        return turning
     if reading_of(layer) is not None:
         return ProvenAttention
     return stands_for_reducing(layer) or stands_for_windows(layer)

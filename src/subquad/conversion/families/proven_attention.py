@@ -1,7 +1,7 @@
 """Attention layers of anybody's classes, of which numbers prove that they compute softmax attention: `readings.py`."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
@@ -21,17 +21,24 @@ class ProvenAttention(ConvertedAttention):
     is_anybodys: ClassVar[bool] = True
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.read_as = self.read(original, int(kwargs["grid"].num_tokens))
         super().__init__(original, *args, **kwargs)
-        count = int(kwargs["grid"].num_tokens)
-        if not holds_at(original, count):
+        self.usual = usual_arguments(original)
+        self.unknown = frozenset(attributes_of(original)) - vars(self).keys() - set(type(self).__dict__)
+
+    def read(self, original: nn.Module, num_tokens: int) -> Reading:
+        """How the layer computes of so many tokens.
+
+        Raises:
+            SubquadError: otherwise than of fewer.
+        """
+        reading = reading_of(original)
+        if reading is None or not holds_at(original, num_tokens):
             raise SubquadError(
                 f"a {type(original).__name__} computes softmax attention of a few tokens, and something else of "
-                f"{count}: leave its block out of `blocks`, or register a family (docs/convert.md)"
+                f"{num_tokens}: leave its block out of `blocks`, or register a family (docs/convert.md)"
             )
-        self.read_as = read(original)
-        parameters = inspect.signature(original.forward).parameters.values()
-        self.usual = {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
-        self.unknown = frozenset(attributes_of(original)) - vars(self).keys() - set(type(self).__dict__)
+        return reading
 
     def __setattr__(self, name: str, value: Any) -> None:
         # what the layer that stood here may have read in its forward
@@ -48,32 +55,34 @@ class ProvenAttention(ConvertedAttention):
         return "cross" not in f"{path.rpartition('.')[2]} {type(original).__name__}".lower()
 
     def check(self, original: nn.Module) -> None:
-        reading = read(original)
-        refuse_own_scale(reading.scale, reading.width)
+        refuse_own_scale(self.read_as.scale, self.read_as.width)
 
     def sizes(self, original: nn.Module) -> tuple[int, int]:
-        reading = read(original)
-        return reading.num_heads, reading.width
+        return self.read_as.num_heads, self.read_as.width
 
     def tokens_width(self, original: nn.Module) -> int:
-        first = linear_of(original.get_submodule(read(original).projections[0]))
+        first = linear_of(original.get_submodule(self.read_as.projections[0]))
         assert first is not None
         return first.in_features
 
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
-        return ((name, part) for name, part in super().kept(original) if name in read(original).parts)
+        return ((name, part) for name, part in super().kept(original) if name in self.read_as.parts)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         reading = self.read_as
         x = self._tokens_of(args, kwargs)
         tokens = x if reading.norm is None else self.through(reading.norm, x)
         projected = [self.through(name, tokens) for name in reading.projections]
-        q, k, v = reading.heads_of(projected, self)
-        y = self.mix(q, k, v, tokens)
+        y = self.mixed(reading.heads_of(projected, self), tokens, args, kwargs)
         y = self.through(reading.proj, y if reading.norm_behind is None else self.through(reading.norm_behind, y))
         if reading.answers_beside is None:
             return y
         return y, *(NO_MAPS if formed else None for formed in reading.answers_beside)
+
+    def mixed(self, heads: Sequence[Tensor], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """What the mechanism makes of queries, keys and values (b, h, n, d) of tokens x (b, n, c), in some call."""
+        q, k, v = heads
+        return self.mix(q, k, v, x)
 
     def _tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The tokens that a call is about.
@@ -83,7 +92,7 @@ class ProvenAttention(ConvertedAttention):
         """
         given = dict(zip(self.usual, args, strict=False)) | kwargs
         inputs = [given.pop(name) for name in list(self.usual)[: self.read_as.num_inputs] if name in given]
-        more = [name for name, value in given.items() if not _is_nothing(value, self.usual.get(name))]
+        more = [name for name, value in given.items() if not is_nothing(value, self.usual.get(name))]
         others = len(inputs) < self.read_as.num_inputs or any(one is not inputs[0] for one in inputs)
         if more or others or len(args) > len(self.usual):
             what = (
@@ -97,14 +106,13 @@ class ProvenAttention(ConvertedAttention):
         return tokens
 
 
-def read(layer: nn.Module) -> Reading:
-    """How a layer computes that is known to be such a one."""
-    reading = reading_of(layer)
-    assert reading is not None
-    return reading
+def usual_arguments(layer: nn.Module) -> dict[str, Any]:
+    """What a layer can be called with by name, and what each argument is where it is left out."""
+    parameters = inspect.signature(layer.forward).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
 
 
-def _is_nothing(value: Any, usual: Any) -> bool:
+def is_nothing(value: Any, usual: Any) -> bool:
     """Whether an argument asks for nothing: it is what it is where it is left out, `usual`."""
     asks_nothing = (value is None or value is False) and not isinstance(usual, Tensor) and not usual
     return asks_nothing or value is usual or (isinstance(value, int | float | str) and value == usual)

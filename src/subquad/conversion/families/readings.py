@@ -9,7 +9,7 @@ Letters: b batch, n tokens, c channels, h heads, d channels of a head, m = h·d.
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import isclose
@@ -106,7 +106,7 @@ class Reading:
 
 def reading_of(layer: nn.Module) -> Reading | None:
     """How a layer computes softmax attention of one map's tokens with each other; None where it does not, or not so."""
-    if type(layer).__module__.partition(".")[0] in OF_LIBRARIES or _parts_of(layer) is None:
+    if type(layer).__module__.partition(".")[0] in OF_LIBRARIES or parts_of(layer) is None:
         return None
     return _readings_found(layer)
 
@@ -119,7 +119,7 @@ def linear_of(part: nn.Module | None) -> nn.Linear | None:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """What a layer has that may be attention.
 
     Attributes:
@@ -140,19 +140,24 @@ class _Parts:
         return self.linear[self.ways[0][0][0]].in_features
 
 
-def _parts_of(layer: nn.Module) -> _Parts | None:
-    """The parts of a layer that may be attention; None where it can't be, or is more than its parts."""
+def parts_of(layer: nn.Module, *, with_tables: bool = False) -> Parts | None:
+    """The parts of a layer that may be attention; None where it can't be, or is more than its parts.
+
+    Buffers are more, unless there may be tables of rotary positions.
+    """
     with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
     linear = {name: one for name, part in with_weights.items() if (one := linear_of(part)) is not None}
     norms = tuple(name for name in with_weights if name not in linear)
     plain = len(linear) in (2, 3, 4) and len(norms) <= 4 and all(_is_norm(with_weights[name]) for name in norms)
     own = {name: one for name, one in layer._parameters.items() if one is not None}
     # tables of positions, masks and factors are none of softmax attention as it is
-    if not plain or not own.keys() <= set(BIASES) or not _is_without_tables(layer) or "forward" in vars(layer):
+    if not plain or not own.keys() <= set(BIASES) or not (with_tables or _is_without_tables(layer)):
+        return None
+    if "forward" in vars(layer):
         return None
     ways = tuple(_ways(linear))
     fits = all(one.shape == (linear[ways[0][1]].in_features,) for one in own.values()) if ways else False
-    return _Parts(linear, norms, ways, tuple(name for name in BIASES if name in own)) if fits else None
+    return Parts(linear, norms, ways, tuple(name for name in BIASES if name in own)) if fits else None
 
 
 def _is_without_tables(layer: nn.Module) -> bool:
@@ -176,7 +181,7 @@ def _ways(linear: Mapping[str, nn.Linear]) -> Iterator[tuple[tuple[str, ...], st
 
 
 @dataclass(frozen=True)
-class _Answered:
+class Answered:
     """What a twin was asked, and what it answered: tokens (b, n, c) to others, and what stood beside these.
 
     Attributes:
@@ -199,7 +204,7 @@ def _read(layer: nn.Module) -> Reading | None:
     except RuntimeError:
         # weights that are computed of others can't be copied
         return None
-    parts = _parts_of(twin)
+    parts = parts_of(twin)
     if parts is None:
         return None
     asked = [_ask(twin, parts, shape) for shape in ASKED]
@@ -209,8 +214,8 @@ def _read(layer: nn.Module) -> Reading | None:
     answered = [one for one in asked if one is not None]
     if len(answered) < len(asked) or len({one.beside for one in answered}) > 1:
         return None
-    readings = _readings(parts, answered[0])
-    return next((one for one in readings if all(_computes(one, each) for each in answered)), None)
+    readings = all_readings(parts, answered[0])
+    return next((one for one in readings if all(computes(one, each) for each in answered)), None)
 
 
 _readings_found = Remembered(_read)
@@ -229,14 +234,14 @@ def holds_at(layer: nn.Module, num_tokens: int) -> bool:
 def _holding(num_tokens: int) -> Remembered[bool]:
     def find(layer: nn.Module) -> bool:
         twin, reading = twin_of(layer), reading_of(layer)
-        parts = _parts_of(twin)
+        parts = parts_of(twin)
         answered = None if parts is None else _ask(twin, parts, (1, num_tokens))
-        return reading is not None and answered is not None and _computes(reading, answered)
+        return reading is not None and answered is not None and computes(reading, answered)
 
     return Remembered(find)
 
 
-def _ask(twin: Any, parts: _Parts, shape: tuple[int, int]) -> _Answered | None:
+def _ask(twin: Any, parts: Parts, shape: tuple[int, int]) -> Answered | None:
     """What a twin answers to random tokens; None where it wants more than tokens, or answers with other things."""
     x = random_tokens(*shape, parts.tokens_width)
     needed = [
@@ -257,7 +262,7 @@ def _ask(twin: Any, parts: _Parts, shape: tuple[int, int]) -> _Answered | None:
     # arguments that nothing is made of are none of keys and values, but heights and widths, say
     if any(torch.equal(y, other) for other, *_ in others):
         return None
-    return _Answered(twin, x, y, max(len(needed), 1), tuple(one is not None for one in beside) if beside else None)
+    return Answered(twin, x, y, max(len(needed), 1), tuple(one is not None for one in beside) if beside else None)
 
 
 def _inputs(x: Tensor, count: int) -> Iterator[list[Tensor]]:
@@ -267,7 +272,7 @@ def _inputs(x: Tensor, count: int) -> Iterator[list[Tensor]]:
         yield [2 * x if one == place else x for one in range(count)]
 
 
-def _readings(parts: _Parts, asked: _Answered) -> Iterator[Reading]:
+def all_readings(parts: Parts, asked: Answered) -> Iterator[Reading]:
     """All that a layer might compute, the usual first."""
     twin = asked.twin
     for are_usual in (True, False):
@@ -297,7 +302,7 @@ def _other_scales(layer: nn.Module, reading: Reading) -> list[float]:
     return [one for one in dict.fromkeys(others) if not isclose(one, reading.usual_scale)]
 
 
-def _with_norms(reading: Reading, parts: _Parts, layer: nn.Module) -> Iterator[Reading]:
+def _with_norms(reading: Reading, parts: Parts, layer: nn.Module) -> Iterator[Reading]:
     """The same with its norms where they may stand, by their sizes."""
     sizes = {name: len(next(layer.get_submodule(name).parameters())) for name in parts.norms}
     dim = reading.num_heads * reading.width
@@ -319,16 +324,20 @@ def _with_qk_norms(reading: Reading, names: Sequence[str], sizes: Mapping[str, i
                 yield replace(reading, qk_norms=(q_norm, k_norm), norms_heads=norms_heads)
 
 
-def _computes(reading: Reading, asked: _Answered) -> bool:
+Turn = Callable[[Tensor], Tensor]
+"""What becomes of queries and keys (b, h, n, d) before they are multiplied."""
+
+
+def computes(reading: Reading, asked: Answered, turn: Turn | None = None) -> bool:
     """Whether that is what a twin answered."""
     try:
-        return are_equal(_answer(reading, asked), asked.y)
+        return are_equal(_answer(reading, asked, turn), asked.y)
     except Exception:
         # its parts are somebody's, and may be called otherwise
         return False
 
 
-def _answer(reading: Reading, asked: _Answered) -> Tensor:
+def _answer(reading: Reading, asked: Answered, turn: Turn | None) -> Tensor:
     """What a reading gives of the tokens that a twin was asked about."""
     twin = asked.twin
     for name in reading.projections:
@@ -336,6 +345,8 @@ def _answer(reading: Reading, asked: _Answered) -> Tensor:
             x = asked.x if reading.norm is None else getattr(twin, reading.norm)(asked.x)
             asked.projected[name, reading.norm] = getattr(twin, name)(x)
     q, k, v = reading.heads_of([asked.projected[name, reading.norm] for name in reading.projections], twin)
+    if turn is not None:
+        q, k = turn(q), turn(k)
     y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
     if reading.norm_behind is not None:
         y = getattr(twin, reading.norm_behind)(y)

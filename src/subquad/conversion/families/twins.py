@@ -89,6 +89,7 @@ def twin_of(layer: nn.Module, *, remembers: bool = True) -> Any:
     twin.__dict__.update({name: copy.copy(one) for name, one in own if isinstance(one, list | dict | set | deque)})
     twin._modules = {name: None if part is None else _fresh(part) for name, part in layer._modules.items()}
     twin._parameters = {name: None if one is None else _random(one) for name, one in layer._parameters.items()}
+    twin._buffers = {name: None if one is None else as_twins_have_it(one) for name, one in layer._buffers.items()}
     _listened_to_by_nobody(twin)
     return twin.eval()
 
@@ -96,12 +97,22 @@ def twin_of(layer: nn.Module, *, remembers: bool = True) -> Any:
 def _fresh(part: nn.Module) -> nn.Module:
     fresh = copy.deepcopy(part, {id(one): _random(one) for one in part.parameters()})
     for module in fresh.modules():
+        module._buffers.update(
+            {name: as_twins_have_it(one) for name, one in module._buffers.items() if one is not None}
+        )
+    for module in fresh.modules():
         _listened_to_by_nobody(module)
     return fresh
 
 
 def _listened_to_by_nobody(module: nn.Module) -> None:
     module.__dict__.update({name: OrderedDict() for name in _OF_MODULES if name.endswith("_hooks")})
+
+
+def as_twins_have_it(tensor: Tensor) -> Tensor:
+    """A copy on the device, and of fractions in the precision, of the tokens that a twin is asked about."""
+    copied = tensor.detach().clone() if tensor.is_meta else tensor.detach().to("cpu", copy=True)
+    return copied.float() if copied.is_floating_point() else copied
 
 
 def _random(like: Tensor) -> nn.Parameter:
