@@ -254,6 +254,10 @@ MISTAKES = {
     "detect predict a.png --checkpoint run --pretrained agent_pvt_tiny/mask_rcnn_1x": "both run and pretrained/",
     "detect predict a.png --pretrained agent_pvt_tiny/nothing": "no released weights of",
     "detect predict a.png --pretrained": "expected one argument",
+    "segment eval --pretrained agent_pvt_tiny/mask_rcnn_1x": "it is for `subquad detect`, not for `subquad segment`",
+    "detect predict a.png --pretrained agent_swin_tiny/upernet_160k": "it is for `subquad segment`, not for `subquad",
+    "segment eval --pretrained agent_pvt_tiny": "cannot open pretrained/agent_pvt_tiny: it is a classifier (`subquad",
+    "eval --model agent_pvt_tiny/fpn --pretrained": "it is for `subquad segment`, not a classifier",
     "segment eval pretrained/none/best.safetensors": "no weight file at pretrained/none/best.safetensors",
 }
 

@@ -16,7 +16,7 @@ import torch
 from timm.models import adapt_input_conv
 from torch import nn
 
-from subquad.errors import SubquadError, reason_of, shown
+from subquad.errors import SubquadError, naming, reason_of, shown
 from subquad.home import folder_of, home
 from subquad.models.checkpoint_conversion import convert_checkpoint
 from subquad.models.networks import NETWORKS
@@ -28,6 +28,7 @@ from subquad.weights.fitting import Adapted
 from subquad.weights.hub_access import asking_hub
 from subquad.weights.hub_files import hub_file
 from subquad.weights.links import LINKS, PAGES, any_row_of, link_of, network_of
+from subquad.weights.notes import check_task
 
 MIRROR = "SUBQUAD_WEIGHTS"
 PREFIX = "pretrained/"
@@ -67,18 +68,29 @@ def pretrained_file(name: str) -> Path:
     return target
 
 
-def source_of(text: Path | str) -> Path:
+def source_of(text: Path | str, task: str | None = None) -> Path:
     """The file that "pretrained/NAME", "local-dir:FOLDER" or "hf-hub:OWNER/NAME" stands for; every other path as it is.
 
+    Args:
+        text: the name, or a path.
+        task: what a network of the authors' must be for, known before anything is fetched; anything if left out.
+
     Raises:
-        SubquadError: it can't be had, in one line.
+        SubquadError: it can't be had, or is for another task, in one line.
     """
     path, words = Path(text), str(text)
     if words.startswith("local-dir:"):
         return Path(words.removeprefix("local-dir:")) / HUB_WEIGHTS
     if words.startswith("hf-hub:"):
         return _of_hub(words.removeprefix("hf-hub:"))
-    return pretrained_file(words.removeprefix(PREFIX)) if _is_name(words) and not path.exists() else path
+    if not _is_name(words) or path.exists():
+        return path
+    name = words.removeprefix(PREFIX)
+    if task is not None:
+        link = link_of(any_row_of(name))
+        with naming(path):
+            check_task(link.task if isinstance(link, DenseLink) else "classify", task)
+    return pretrained_file(name)
 
 
 def _of_hub(repository: str) -> Path:

@@ -87,7 +87,7 @@ def _opened(source: Path | str, task: str | None, img_size: Pixels | None, where
     """The network of a run, a file, a conversion or of timm."""
     if str(source).startswith(TIMM):
         return _for_task(open_timm(str(source).removeprefix(TIMM), img_size, where), source, task)
-    path = source_of(source)
+    path = source_of(source, task)
     for find, open_folder in FOLDERS_OF_OTHERS:
         if theirs := find(path):
             return _for_task(open_folder(theirs, img_size, where), source, task)

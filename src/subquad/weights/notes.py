@@ -117,6 +117,12 @@ def _asked_by(task: str) -> str:
     return "a classifier (`subquad eval`, `subquad predict`)" if task == "classify" else f"for `subquad {task}`"
 
 
+def check_task(written: str, task: str) -> None:
+    """Raise where what a network is for, as is `written` of it, is not the task that it is wanted for."""
+    if written != task:
+        raise SubquadError(f"it is {_asked_by(one_line(written, 40))}, not {_asked_by(task)}")
+
+
 def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, Any]:
     """The arguments that make the network of a note.
 
@@ -135,8 +141,7 @@ def creation_of(note: Mapping[str, Any], task: str, entries: int) -> dict[str, A
             "it does not say which network it holds: create the model and use load_checkpoint, or name timm's network "
             "in its place, timm/NAME --weights FILE"
         )
-    if written != task:
-        raise SubquadError(f"it is {_asked_by(one_line(written, 40))}, not {_asked_by(task)}")
+    check_task(written, task)
     if len(json_text(creation)) > MOST_ARGUMENTS:
         raise SubquadError(f"its note has more than {MOST_ARGUMENTS} characters of arguments")
     inner = creation.get("backbone")
