@@ -112,6 +112,8 @@ def test_links_are_whole():
         SubquadError, match="no released weights of 'softmax_pvt_tiny' are known here: see `subquad list"
     ):
         row_of("softmax_pvt_tiny")
+    with pytest.raises(SubquadError, match=r"are known here: did you mean agent_pvt_tiny.*\? See `subquad list models"):
+        row_of("agent_pvt_tin")
 
 
 @pytest.mark.parametrize("row", FAST_AND_SLOW)

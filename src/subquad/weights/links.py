@@ -4,6 +4,7 @@ The links are those that the authors' pages had when they were written down; the
 written. What a page says of its licence is for whoever uses the weights to look up: `PAGES` has what could be seen.
 """
 
+import difflib
 from dataclasses import dataclass
 
 from subquad.errors import SubquadError, shown
@@ -242,8 +243,11 @@ def row_of(name: str) -> str:
     if dense_row(row):
         raise SubquadError(f"{row} is a whole network with a head: subquad.open_trained('pretrained/{row}') opens it")
     if row not in LINKS:
+        # near enough for a slip; the same network with another mechanism is no advice
+        near = difflib.get_close_matches(name, [*LINKS, *TAGS, *DENSE_LINKS], n=3, cutoff=0.85)
+        asked = f"did you mean {' or '.join(near)}? See" if near else "see"
         raise SubquadError(
-            f"no released weights of {shown(name)} are known here: see `subquad list models --pretrained`"
+            f"no released weights of {shown(name)} are known here: {asked} `subquad list models --pretrained`"
         )
     return row
 
