@@ -12,10 +12,10 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add("stream", run_stream)
     sub.add_argument("source", metavar="RUN", help="run folder, weight file or conversion, or pretrained/NAME")
     sub.add_argument("image", type=to_read, help="PNG, tiled TIFF, zarr, .npy, a slide; others are decoded at once")
-    sub.add_argument("--features", type=file_to_write, metavar="FILE", help="write features (y, x, c): .npy or .zarr")
-    sub.add_argument("--labels", type=file_to_write, metavar="FILE", help="write each token's class: .png .tif .npy")
+    sub.add_argument("--features", type=file_to_write, metavar="FILE", help="write features (y, x, c): .npy .zarr .tif")
+    sub.add_argument("--labels", type=file_to_write, metavar="FILE", help="write tokens' classes: .png .tif .npy .zarr")
     sub.add_argument(
-        "--heat", type=file_to_write, metavar="FILE", help="write a class's logit for each token: .tif .npy"
+        "--heat", type=file_to_write, metavar="FILE", help="write a class's logit for each token: .tif .npy .zarr"
     )
     sub.add_argument("--class", dest="heat_class", metavar="NAME", help="the class of --heat; the image's if left out")
     sub.add_argument("--dtype", default="fp32", metavar="DTYPE", help="fp32 or bf16, of parameters and products")
