@@ -59,6 +59,9 @@ Log = Callable[[str], None]
 SHOWN_IN_GALLERY = 4
 """Held-out images on the page of a report."""
 
+STREAMED_IN = ("fp32", "bf16")
+"""What `stream` makes a network of that it opens itself, names of `DTYPES`."""
+
 
 def silent(line: str) -> None:
     """Say nothing."""
@@ -249,7 +252,8 @@ def stream(
             how, as those of timm do; with ImageNet's mean and deviation where nothing says it.
         image: a file (docs/large-images.md says which are read by rows), an array (y, x, channels) of pixels, or a
             tensor (channels, height, width) as the network takes it.
-        features: a file to write, .npy or .zarr, of the tokens behind the last norm (y, x, c).
+        features: a file to write, .npy or .zarr, or .tif (all of it lies in memory first), of the tokens behind the
+            last norm (y, x, c).
         labels: a file to write, .npy, .png, .tif or .zarr, of the class of each token (y, x).
         heat: a file to write, .npy, .tif or .zarr, of the logit of one class for each token (y, x).
         heat_class: the class that heat is of, by name or number; the image's own if left out.
@@ -308,9 +312,9 @@ def _to_stream(
         is_whole = config.get("num_classes") == getattr(source, "num_classes", None)
         names = config.get("label_names") if is_whole else None
         return source, replace(usual, mean=mean, std=std), tuple(names) if isinstance(names, list | tuple) else ()
+    if dtype is not None and dtype not in STREAMED_IN:
+        raise unknown_name("dtype", dtype, STREAMED_IN)
     trained = open_trained(source, device="cpu")
-    if dtype is not None and dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
     return optimize(trained.model, DTYPES[dtype or "fp32"]), getattr(trained, "input", usual), trained.classes
 
 

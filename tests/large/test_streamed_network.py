@@ -523,3 +523,6 @@ def test_the_command_says_what_an_image_is(tmp_path, capsys):
     assert "89 tokens (11×8 after 1 prefix tokens)" in shown and f"heat of c: {heat}" in shown
     assert main(["stream", str(weights), str(tmp_path / "none.png")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    # as --help says; a network that is not read for it
+    assert main(["stream", str(tmp_path / "none"), str(picture), "--dtype", "fp16"]) == 2
+    assert "unknown dtype 'fp16': did you mean bf16 or fp32?" in capsys.readouterr().err
