@@ -117,6 +117,8 @@ def test_a_missing_folder_is_named(tmp_path, monkeypatch):
     # as of a run that was begun in another folder
     monkeypatch.chdir(tmp_path)
     assert complaint("no/where") == f"there is no folder no/where in {tmp_path}"
+    (tmp_path / "file").touch()
+    assert complaint("torch/cifar10", data_dir=tmp_path / "file") == f"{tmp_path / 'file'} is no folder, but a file"
 
 
 def test_a_class_folder_without_images_is_named(make_tree):

@@ -172,12 +172,14 @@ def test_complaints_are_one_line(sources, tmp_path):
     load = load_sequences
     (tmp_path / "aan" / "new_aan_pairs.test.tsv").write_text("yes\t1\t2\ta\tb\n")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "text.tsv").touch()
     for task, given, text in [
         ("listop", {}, "unknown task 'listop': did you mean listops"),
         ("listops", {"settings": {"longst": 3}}, "unknown setting of the data of listops 'longst'"),
         ("image", {"settings": {"count": 3}}, "unknown setting of the data of image 'count'"),
         ("text", {}, "text is not ours to give away: name with data_dir where IMDb's archive"),
         ("text", {"data_dir": tmp_path / "no"}, "there is no folder or archive"),
+        ("text", {"data_dir": tmp_path / "text.tsv"}, "text.tsv is neither a folder nor an archive"),
         ("text", {"data_dir": tmp_path / "empty"}, "has no reviews"),
         ("retrieval", {"data_dir": tmp_path / "empty"}, "new_aan_pairs.test.tsv is missing"),
         ("retrieval", {"data_dir": tmp_path / "aan"}, "line 1 of .* is no pair"),

@@ -372,6 +372,9 @@ def test_of_several_annotation_files_that_of_2017_is_read(folder):
 def test_data_that_is_not_there_is_said(folder, tmp_path):
     with pytest.raises(SubquadError, match="there is no folder or archive"):
         load_objects(tmp_path / "nowhere", split="train")
+    (tmp_path / "data.zip").touch()
+    with pytest.raises(SubquadError, match=r"zip is neither a folder nor an archive \(\.tar, .*: unpack it first"):
+        load_objects(tmp_path / "data.zip", split="train")
     with pytest.raises(SubquadError, match=r"has no annotations/instances_test2017\.json"):
         load_objects(folder, split="test")
     (folder / "annotations/instances_train2017.json").write_text("{")

@@ -273,6 +273,9 @@ def test_endings_in_upper_case_are_those_of_label_maps_too(folder):
 def test_data_that_is_not_there_is_said(folder, tmp_path):
     with pytest.raises(SubquadError, match="there is no folder or archive"):
         load_scenes(tmp_path / "nowhere", split="train")
+    (tmp_path / "data.zip").touch()
+    with pytest.raises(SubquadError, match=r"zip is neither a folder nor an archive \(\.tar, .*: unpack it first"):
+        load_scenes(tmp_path / "data.zip", split="train")
     with pytest.raises(SubquadError, match="has no images/testing: scenes lie in images/training"):
         load_scenes(folder, split="test")
     (folder / "annotations/validation/1.png").unlink()

@@ -57,6 +57,20 @@ def is_archive(path: Path) -> bool:
     return path.is_file() and path.name.lower().endswith(ENDINGS)
 
 
+def not_there(what: str, path: Path) -> str:
+    """That there is no such folder or archive, or that what is there is neither.
+
+    Of a path that begins at the current folder, which may be another today, it is said where that is.
+    """
+    if not path.is_file():
+        return f"there is no {what} {path}" + ("" if path.is_absolute() else f" in {Path.cwd()}")
+    folder, _, archive = what.partition(" or ")
+    if not archive:
+        return f"{path} is no {folder}, but a file"
+    said = f"{path} is neither a {folder} nor an {archive} ({', '.join(ENDINGS)})"
+    return f"{said}: unpack it first" if path.suffix.lower() == ".zip" else said
+
+
 @dataclass
 class Note:
     """What is known of an unpacked folder.

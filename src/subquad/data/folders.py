@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from subquad.data.archives import is_archive, unpack
+from subquad.data.archives import is_archive, not_there, unpack
 from subquad.data.dataset import Source
 from subquad.data.decoding import IMAGE_ENDINGS
 from subquad.data.sampling import hold_out
@@ -14,7 +14,6 @@ from subquad.data.walking import (
     find_images,
     image_names,
     natural_order,
-    not_there,
     subfolders,
 )
 from subquad.errors import SubquadError
@@ -52,10 +51,7 @@ def read_folder(path: Path, split: str) -> Source:
     if is_archive(path):
         path = unpack(path)
     if not path.is_dir():
-        if path.is_file():
-            what = f"{path} is neither a folder of images nor an archive (.tar, .tar.gz, .tgz, .tar.xz)"
-            raise SubquadError(f"{what}: unpack it first" if path.suffix.lower() == ".zip" else what)
-        raise SubquadError(not_there("folder", path))
+        raise SubquadError(not_there("folder of images or archive" if path.is_file() else "folder", path))
     folders = {name: folder for name in SPLITS if (folder := split_folder(path, name)) is not None}
     if not folders:
         if drawn := annotations_beside_images(path):

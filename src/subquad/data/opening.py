@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from subquad.data.archives import not_there
 from subquad.data.dataset import ImageDataset, Source
 from subquad.data.folders import LAYOUT, SPLITS, read_folder
 from subquad.data.named_sets import read_digits, read_hub, read_torch
 from subquad.data.sampling import thin_out
 from subquad.data.synthetic.long_distances import DRAWN, read_drawn
-from subquad.data.walking import find_path, not_there
+from subquad.data.walking import find_path
 from subquad.errors import SubquadError, unknown_name
 
 NAMES = {

@@ -115,11 +115,6 @@ def find_path(name: Path | str) -> Path:
     return path
 
 
-def not_there(what: str, path: Path) -> str:
-    """That there is no such folder; of a path that begins at the current folder, which may be another today, where."""
-    return f"there is no {what} {path}" + ("" if path.is_absolute() else f" in {Path.cwd()}")
-
-
 def is_regular_file(path: Path) -> bool:
     """Whether a file can be read from its beginning to its end: no folder, pipe or device, and a name that can be."""
     try:

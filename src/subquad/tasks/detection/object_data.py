@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from subquad.data.archives import is_archive, unpack
+from subquad.data.archives import is_archive, not_there, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.decoding import BrokenImageError, DataError, read_image, size_in_header
-from subquad.data.walking import find_path, is_regular_file, not_there
+from subquad.data.walking import find_path, is_regular_file
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 from subquad.tasks.detection.coco_file import Entry, read_coco
 

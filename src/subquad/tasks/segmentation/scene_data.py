@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from subquad.data.archives import is_archive, unpack
+from subquad.data.archives import is_archive, not_there, unpack
 from subquad.data.dataset import PictureDataset
 from subquad.data.decoding import BrokenImageError, DataError, read_image, read_label_map, size_in_header
-from subquad.data.walking import find_path, is_image_name, is_regular_file, not_there, walk_files
+from subquad.data.walking import find_path, is_image_name, is_regular_file, walk_files
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 VOID = 255

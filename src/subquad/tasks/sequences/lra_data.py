@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from subquad.data.archives import is_archive, unpack
+from subquad.data.archives import is_archive, not_there, unpack
 from subquad.data.dataset import ImageDataset
 from subquad.data.decoding import DataError
 from subquad.data.opening import load_dataset
 from subquad.data.sampling import hold_out, thin_out
 from subquad.data.synthetic import listops, pathfinder
 from subquad.data.synthetic.generation import kept
-from subquad.data.walking import find_path, is_regular_file, not_there
+from subquad.data.walking import find_path, is_regular_file
 from subquad.errors import SubquadError, reason_without_path, unknown_name
 
 Read = Callable[[int], Sequence[NDArray[Any]]]
