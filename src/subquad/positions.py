@@ -193,6 +193,9 @@ class PositionTable(GridTable):
         return resample_places(table, TokenGrid(*own.shape, count), grid, self.mode)
 
     def fitted(self, name: str, tensor: Tensor, stored: TokenGrid | None = None) -> Tensor:
+        if tensor.shape[::2] != self.table.shape[::2]:
+            # of another network: what it lacks is said in whole, and not of its size
+            return tensor
         return resample_places(tensor, stored_grid(tensor.shape[1], self.grid.prefix, stored), self.grid, self.mode)
 
     def regrid(self, grid: TokenGrid) -> None:

@@ -413,3 +413,11 @@ def test_weights_whose_one_stage_was_written_as_several_still_open(tmp_path):
     assert restored.creation["depths"] == [3]
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(restored.eval()(images), model.eval()(images))
+
+
+def test_weights_of_another_network_are_not_sent_to_another_image_size():
+    # a table of 16 places and a class token, where the model's has none: "stands on no square" was all that was said
+    state = subquad.create_model("deit_tiny", attention="softmax", img_size=64, depth=1).state_dict()
+    model = subquad.create_model("pvt_tiny", attention="agent", img_size=64)
+    with pytest.raises(subquad.SubquadError, match=r"does not fit this model: .* missing .* of another shape"):
+        subquad.load_checkpoint(model, state)
