@@ -72,6 +72,8 @@ def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, c
         convert_run(plan, folder, teacher="mine")
     with pytest.raises(subquad.SubquadError, match=r"config is to be a subquad\.data\.InputConfig, got 32"):
         convert_run(plan, folder, teacher=teacher, config=32)
+    with pytest.raises(subquad.SubquadError, match=r"unknown argument of convert_run 'size': did you mean sizes"):
+        convert_run(plan, tmp_path / "o", size=(32,))
     config = InputConfig((32, 48))
 
     def interrupted(*arguments, **named):

@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from subquad.conversion.replacing import conversion_of, convert
 from subquad.conversion.untrained_rows import judge_untrained, untrained_students
 from subquad.data import InputConfig
 from subquad.data.dataset import PictureDataset
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, UnknownSettingError, shown, unknown_name
 from subquad.holding import holding
 from subquad.instructions import slow_in_bf16
 from subquad.ranges import height_and_width
@@ -132,6 +132,9 @@ def convert_run(
     Raises:
         SubquadError: in one line: something can't be opened or converted, or the folder holds something else.
     """
+    known = [field.name for field in fields(Judging)]
+    for name in judging.keys() - known:
+        raise unknown_name("argument of convert_run", name, known, UnknownSettingError)
     folder, judged = Path(output), Judging(**judging)
     if judged.curve and not plan.align_updates:
         raise SubquadError("what each block costs is measured after alignment: give align_updates, or no curve")
