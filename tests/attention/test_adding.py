@@ -1,5 +1,7 @@
 """The mechanism that docs/adding-a-mechanism.md adds works as written there."""
 
+from dataclasses import fields
+
 import pytest
 import timm
 import torch
@@ -30,6 +32,11 @@ def test_the_mechanism_of_the_page_keeps_the_contract_and_trains(monkeypatch):
     model = subquad.create_model("deit_micro", attention="mean", num_classes=10)
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_page_names_every_trait():
+    text = PAGE.read_text()
+    assert [one.name for one in fields(Traits) if f"`{one.name}`" not in text] == []
 
 
 class Seeing(torch.nn.Module):
