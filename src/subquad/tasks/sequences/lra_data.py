@@ -133,7 +133,8 @@ def _check_length(task: str, needed: int, max_length: int) -> None:
     if needed > max_length:
         raise SubquadError(
             f"sequences of {task} have up to {needed} tokens, and {max_length} of them would be read, without the rest "
-            f"of which nothing tells the answer: give max_length {needed}, or other data_settings"
+            f"of which nothing tells the answer: give max_length {needed}"
+            + (f", or a smaller {setting} among data_settings" if (setting := SEQUENCES[task].length) else "")
         )
 
 
@@ -287,6 +288,7 @@ class SequenceTask:
         drawn: whether no more of them need be generated than are wanted.
         what: it is, in a few words.
         settings: what its data can be told, where they are generated.
+        length: of generated data, which of these makes sequences shorter.
         needed: of generated data, the tokens of the longest sequence that such settings give.
     """
 
@@ -298,6 +300,7 @@ class SequenceTask:
     padded: bool = True
     drawn: bool = False
     settings: frozenset[str] = frozenset()
+    length: str = ""
     needed: Callable[[Mapping[str, Any]], int] | None = None
 
 
@@ -308,6 +311,7 @@ SEQUENCES = {
         10,
         "the value of nested operations on digits",
         settings=frozenset({"count", "seed", "shortest", "longest"}),
+        length="longest",
         needed=lambda settings: _number_in(settings, "longest", 1999),
     ),
     "image": SequenceTask(_image, 257, 10, "CIFAR-10 in grey, pixel by pixel", padded=False),
@@ -319,6 +323,7 @@ SEQUENCES = {
         padded=False,
         drawn=True,
         settings=frozenset({"count", "seed", *pathfinder.Setting.__dataclass_fields__}),
+        length="size",
         needed=lambda settings: _number_in(settings, "size", pathfinder.Setting.size) ** 2,
     ),
     "text": SequenceTask(_text, 257, 2, "the opinion of film reviews, byte by byte"),

@@ -35,7 +35,9 @@ class LraRecipe(CommonRecipe):
 
     data: str = option("listops", f"task: {', '.join(SEQUENCES)}", choices=SEQUENCES)
     data_dir: str | None = option(None, "folder or archive of CIFAR-10, of IMDb, or of the pairs of AAN", free="a path")
-    data_settings: Mapping[str, Any] = option({}, "of generated data: count=20000,longest=512,…")
+    data_settings: Mapping[str, Any] = option(
+        {}, "of generated data, in place of all the recipe's: count=20000,longest=512,…"
+    )
     max_train_images: int | None = option(None, "train on so many sequences only", at_least=1)
     max_length: int = option(
         2048, "tokens that the network is made for; longer sequences are cut", at_least=1, at_most=2**24
