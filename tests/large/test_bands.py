@@ -1,8 +1,10 @@
 """A network over several processes computes what it does in one: logits, losses, gradients, whatever the bands."""
 
 import copy
+import importlib
 import io
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +113,15 @@ def test_what_a_layer_sends_does_not_grow_with_tokens(attention):
     # borders are rows: as long as the map is wide, however high it is
     assert (tall.borders, tall.border_bytes) == (few.borders, few.border_bytes)
     assert wide.borders == few.borders and wide.border_bytes == 2 * few.border_bytes
+
+
+@pytest.mark.slow
+def test_the_page_has_what_the_script_counts_of_each_mechanism(monkeypatch, capsys):
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(root / "scripts")
+    importlib.import_module("tokens_over_processes").bytes_sent()
+    page = (root / "docs" / "tokens-over-processes.md").read_text()
+    assert [row for row in capsys.readouterr().out.splitlines() if row not in page] == []
 
 
 def test_linear_attention_sends_its_state_and_the_sum_of_its_keys():
