@@ -1,6 +1,6 @@
 """Draws the pictures of docs/theory.md: `python scripts/theory_pictures.py docs/pictures`."""
 
-import sys
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,7 +93,10 @@ def save(lines: Points, x: Axis, y: Axis, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of the pictures; is made")
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     save(of_powers(), Axis("power"), Axis("entropy of a row, of ln N"), folder / "entropy.svg")
     save(of_collinear_queries(), Axis("rays", log=True), Axis("confused pairs of 190"), folder / "confusion.svg")
