@@ -42,6 +42,8 @@ def test_mechanisms_are_trained_judged_and_put_beside_what_is_published(runs, tm
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "root operator alone" in out and "chance" in out
+    # what it reads are no images
+    assert "2 updates of 8 sequences" in out and "sequences/s" in out and "image" not in out and "img" not in out
     assert "These runs do not compare with what is published" in out
     table = out[out.index("mechanism") :].split("\n\n")[0]
     assert max(map(len, table.splitlines())) <= 80

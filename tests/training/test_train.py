@@ -35,7 +35,7 @@ SUMMARY = {
 
 def test_a_warm_up_that_never_ends_is_said(tiny):
     def schedule(**changes):
-        return describe_schedule(tiny.replace(epochs=3, **changes), 3, 5, 8, 1e-3)
+        return describe_schedule(make_task(tiny.replace(epochs=3, **changes)), 3, 5, 8, 1e-3)
 
     assert schedule(warmup_epochs=5).endswith(", which a warm-up of 25 updates does not reach")
     assert schedule(warmup_updates=15).endswith(", which a warm-up of 15 updates does not reach")

@@ -36,9 +36,10 @@ def describe_setup(task: Task, params: int, macs: int) -> str:
     return f"{network}, {attention}: {si(params)} parameters, {si(macs)} MACs; {task.describe()}"
 
 
-def describe_schedule(recipe: CommonRecipe, epochs: int, updates: int, total_batch: int, lr: float) -> str:
+def describe_schedule(task: Task, epochs: int, updates: int, total_batch: int, lr: float) -> str:
     """How long and how fast, in one line."""
-    long = f"{counted(epochs, 'epoch')} of {counted(updates, 'update')} of {counted(total_batch, 'image')}"
+    recipe, example = task.recipe, task.examples.removesuffix("s")
+    long = f"{counted(epochs, 'epoch')} of {counted(updates, 'update')} of {counted(total_batch, example)}"
     warmup = recipe.warmup_epochs * updates if recipe.warmup_updates is None else recipe.warmup_updates
     never = (
         f", which a warm-up of {counted(warmup, 'update')} does not reach" if warmup >= recipe.epochs * updates else ""
@@ -56,9 +57,10 @@ def describe_slow_precision(recipe: CommonRecipe, device: torch.device) -> str |
 
 def epoch_line(task: Task, row: Row, num_epochs: int) -> str:
     """One epoch in one line of a terminal."""
+    seen = "img" if task.examples == "images" else task.examples
     return (
         f"epoch {row['epoch'] + 1:.0f}/{num_epochs}  loss {row['train_loss']:.3f}  {task.words(row)}"
-        f"  {speed_text(row['images_per_second'])} img/s  {row['epoch_seconds']:.1f} s"
+        f"  {speed_text(row['images_per_second'])} {seen}/s  {row['epoch_seconds']:.1f} s"
     )
 
 

@@ -90,7 +90,7 @@ class Trainer:
             self.folder.create(self.recipe, self._facts())
         self.log(describe_setup(self.task, self.params, self.macs))
         self.log(
-            describe_schedule(self.recipe, self.num_epochs, self.updates_per_epoch, self.total_batch, self.rates.peak)
+            describe_schedule(self.task, self.num_epochs, self.updates_per_epoch, self.total_batch, self.rates.peak)
         )
         if (slow := describe_slow_precision(self.recipe, self.accelerator.device)) is not None:
             self.log(slow)
