@@ -97,10 +97,8 @@ def twin_of(layer: nn.Module, *, remembers: bool = True) -> Any:
 def _fresh(part: nn.Module) -> nn.Module:
     fresh = copy.deepcopy(part, {id(one): _random(one) for one in part.parameters()})
     for module in fresh.modules():
-        module._buffers.update(
-            {name: as_twins_have_it(one) for name, one in module._buffers.items() if one is not None}
-        )
-    for module in fresh.modules():
+        buffers = {name: as_twins_have_it(one) for name, one in module._buffers.items() if one is not None}
+        module._buffers.update(buffers)
         _listened_to_by_nobody(module)
     return fresh
 
