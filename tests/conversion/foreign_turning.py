@@ -110,6 +110,56 @@ class Within(Attn):
         return self.proj(torch.einsum("bhij,bhjd->bihd", attn.softmax(dim=-1), v).flatten(2))
 
 
+class Learned(Within):
+    """Frequencies that the layer learns, and biases beside the projection."""
+
+    def __init__(self):
+        super().__init__()
+        freqs = self.freqs
+        del self.freqs
+        self.freqs, self.qkv = nn.Parameter(freqs), nn.Linear(DIM, 3 * DIM, bias=False)
+        self.q_bias, self.v_bias = nn.Parameter(torch.ones(DIM)), nn.Parameter(torch.ones(DIM))
+
+    def heads(self, x):
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])
+        return (self.qkv(x) + bias).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+
+
+class Fixed(nn.Module):
+    """As EVA-02's: neighbours of a map of one size, with tables."""
+
+    def __init__(self):
+        super().__init__()
+        y, x = places_of(4, 4, None)
+        angles = torch.cat([place[:, None] * 5.0 ** -torch.arange(3) for place in (y, x)], dim=-1)
+        angles = angles.repeat_interleave(2, dim=-1)
+        self.register_buffer("freqs_cos", angles.cos())
+        self.register_buffer("freqs_sin", angles.sin())
+
+    def forward(self, t):
+        first, second = t.unflatten(-1, (-1, 2)).unbind(-1)
+        return t * self.freqs_cos + torch.stack([-second, first], dim=-1).flatten(-2) * self.freqs_sin
+
+
+class ReadsWeights(Learned):
+    """As EVA-CLIP's: weights of three projections are read, and answers have a norm."""
+
+    def __init__(self):
+        super().__init__()
+        del self.freqs, self.qkv
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(DIM, DIM, bias=False) for _ in range(3))
+        self.inner_attn_ln, self.rope = nn.LayerNorm(DIM), Fixed()
+
+    def forward(self, x, rel_pos_bias=None, attn_mask=None):
+        q = F.linear(input=x, weight=self.q_proj.weight, bias=self.q_bias)
+        k = F.linear(input=x, weight=self.k_proj.weight, bias=None)
+        v = F.linear(input=x, weight=self.v_proj.weight, bias=self.v_bias)
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        q, k = (torch.cat([t[:, :, :1], self.rope(t[:, :, 1:])], dim=-2).type_as(v) for t in (q, k))
+        attn = (q * WIDTH**-0.5 @ k.transpose(-2, -1)).softmax(dim=-1)
+        return self.proj(self.inner_attn_ln((attn @ v).transpose(1, 2).flatten(2)))
+
+
 class OneTable(Attn):
     """A layer of one size, with tables of it; a quarter of the channels does not turn."""
 
@@ -170,7 +220,7 @@ class TurningNetwork(nn.Module):
         if self.kind is PositionsHanded:
             places = F.pad(torch.stack([y + 1, x + 1], dim=-1), (0, 0, 1, 0))
             return (places.expand(images, -1, -1),), {}
-        return ((height, width) if self.kind is Within else ()), {}
+        return ((height, width) if self.kind in (Within, Learned) else ()), {}
 
 
 TURNING = {
@@ -178,6 +228,8 @@ TURNING = {
     "complex": ComplexNumbers,
     "positions": PositionsHanded,
     "within": Within,
+    "learned": Learned,
+    "reads weights": ReadsWeights,
     "one table": OneTable,
 }
 

@@ -24,7 +24,7 @@ import subquad
 from subquad import SubquadError
 from subquad.exports import open_exported
 
-SIZES = {"one table": ((32, 32),)}
+SIZES = dict.fromkeys(("one table", "reads weights"), ((32, 32),))
 
 
 @pytest.mark.parametrize("name", TURNING)
@@ -87,6 +87,14 @@ def test_frequencies_that_a_network_learns_are_learned_on():
     for network in (teacher, student):
         network(images).square().sum().backward()
     assert difference(student.freqs.grad, teacher.freqs.grad) < 1e-5
+
+
+def test_frequencies_of_a_layer_itself_are_learned_on_as_well():
+    teacher, images = turning("learned"), torch.randn(2, 3, 32, 32)
+    student = subquad.convert(teacher, "softmax")
+    for network in (teacher, student):
+        network(images).square().sum().backward()
+    assert difference(student.blocks[0].attn.freqs.grad, teacher.blocks[0].attn.freqs.grad) < 1e-5
 
 
 class Biased(Attn):

@@ -81,9 +81,11 @@ def asked_keys(
     Returns:
         None where no such keys are multiplied with anything.
     """
-    stub = _standing_in(layer, original, reading, turning.group)
     asked, beside = turning.for_one(x, beside)
     asked = asked if asked.dtype == torch.float64 else asked.float()
+    # channels that add up to one
+    asked = asked.new_full((), 1 / x.shape[-1]).expand(asked.shape)
+    stub = _standing_in(layer, original, reading, turning.group, asked)
     shape = (*asked.shape[:1], reading.num_heads, x.shape[1], reading.width)
     # tables keep their precision, whatever is computed with them
     with torch.autocast(x.device.type, enabled=False), _ListeningForKeys(shape):
@@ -116,15 +118,24 @@ def are_of_one(keys: Tensor) -> bool:
 
 
 class _Gives(nn.Module):
-    """Stands in the place of a projection, and gives the same row of every token."""
+    """Stands in the place of a projection of tokens whose channels add up to one, and gives the same row of each."""
 
-    def __init__(self, row: Tensor) -> None:
+    def __init__(self, row: Tensor, channels: int) -> None:
         super().__init__()
-        self.row = row
+        self.row, self.channels = row, channels
+
+    @property
+    def weight(self) -> Tensor:
+        """What gives that row, for code that does not call the projection."""
+        return self.row[:, None].expand(-1, self.channels)
+
+    @property
+    def bias(self) -> Tensor:
+        return torch.zeros_like(self.row)
 
     def forward(self, x: Tensor) -> Tensor:
         # a tensor of its own, which some write to
-        return self.row.to(x).expand(*x.shape[:-1], -1).clone()
+        return self.row.expand(*x.shape[:-1], -1).clone()
 
 
 class _AsTheyAre(nn.Module):
@@ -134,8 +145,8 @@ class _AsTheyAre(nn.Module):
         return x.clone()
 
 
-def _standing_in(layer: nn.Module, original: nn.Module, reading: Reading, group: int) -> Any:
-    """A layer of the same code and parts whose projections give what turns into cosines and sines."""
+def _standing_in(layer: nn.Module, original: nn.Module, reading: Reading, group: int, like: Tensor) -> Any:
+    """A layer of the same code and parts whose projections give what turns into cosines and sines, of tokens `like`."""
     stub: Any = copy.copy(original)
     pattern = torch.zeros(reading.width // group, 2, group // 2)
     pattern[:, 0] = 1
@@ -147,10 +158,11 @@ def _standing_in(layer: nn.Module, original: nn.Module, reading: Reading, group:
     for name, several in zip(reading.projections, count, strict=True):
         axis = dict(zip(ORDERS, (0, 1, 2), strict=True))[reading.order]
         rows = torch.stack([of_heads] * several, dim=axis)
-        parts[name] = _Gives(rows.flatten())
+        parts[name] = _Gives(rows.flatten().to(like), like.shape[-1])
     stub._modules = parts
     stub._buffers = dict(layer._buffers)
-    stub._parameters = {name: None if one is None else torch.zeros_like(one) for name, one in layer._parameters.items()}
+    stub._parameters = dict(layer._parameters)
+    stub._parameters |= {name: like.new_zeros(reading.num_heads * reading.width) for name in reading.biases}
     stub.training = layer.training
     return stub
 

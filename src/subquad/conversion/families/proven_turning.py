@@ -112,7 +112,9 @@ def stands_for_turning(layer: nn.Module) -> type[ConvertedAttention] | None:
     if type(layer).__module__.partition(".")[0] in OF_LIBRARIES or parts_of(layer, with_tables=True) is None:
         return None
     names = (*_names_in(getattr(type(layer).forward, "__code__", None)), *layer._modules, *layer._buffers)
-    return ProvenTurning if any(map(_SAYS_POSITIONS.search, names)) else None
+    # relative ones are added to scores
+    turns = (_SAYS_POSITIONS.search(name) for name in names if not re.search("bias|relative", name))
+    return ProvenTurning if any(turns) else None
 
 
 def _names_in(code: CodeType | None) -> Iterator[str]:

@@ -143,21 +143,20 @@ class Parts:
 def parts_of(layer: nn.Module, *, with_tables: bool = False) -> Parts | None:
     """The parts of a layer that may be attention; None where it can't be, or is more than its parts.
 
-    Buffers are more, unless there may be tables of rotary positions.
+    Buffers, parameters and other modules are more, unless there may be tables of rotary positions.
     """
     with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
     linear = {name: one for name, part in with_weights.items() if (one := linear_of(part)) is not None}
-    norms = tuple(name for name in with_weights if name not in linear)
-    plain = len(linear) in (2, 3, 4) and len(norms) <= 4 and all(_is_norm(with_weights[name]) for name in norms)
-    own = {name: one for name, one in layer._parameters.items() if one is not None}
+    norms = tuple(name for name, part in with_weights.items() if name not in linear and _is_norm(part))
+    biases = tuple(name for name in BIASES if layer._parameters.get(name) is not None)
+    own = [name for name, one in layer._parameters.items() if one is not None]
     # tables of positions, masks and factors are none of softmax attention as it is
-    if not plain or not own.keys() <= set(BIASES) or not (with_tables or _is_without_tables(layer)):
-        return None
-    if "forward" in vars(layer):
+    is_plain = len(linear) + len(norms) == len(with_weights) and len(own) == len(biases) and _is_without_tables(layer)
+    if not (with_tables or is_plain) or len(linear) not in (2, 3, 4) or len(norms) > 4 or "forward" in vars(layer):
         return None
     ways = tuple(_ways(linear))
-    fits = all(one.shape == (linear[ways[0][1]].in_features,) for one in own.values()) if ways else False
-    return Parts(linear, norms, ways, tuple(name for name in BIASES if name in own)) if fits else None
+    fits = all(getattr(layer, one).shape == (linear[ways[0][1]].in_features,) for one in biases) if ways else False
+    return Parts(linear, norms, ways, biases) if fits else None
 
 
 def _is_without_tables(layer: nn.Module) -> bool:
