@@ -86,7 +86,7 @@ def test_a_network_of_ones_own_is_converted_in_a_folder(tmp_path, monkeypatch, c
     with pytest.raises(subquad.SubquadError, match="unfinished work on other weights than my network"):
         convert_run(plan, folder, teacher=somebodys("biases"), config=config, max_judged=8)
     made = convert_run(plan, folder, teacher=teacher, config=config, max_judged=8)
-    again, x = load_converted(folder / "delta.safetensors", teacher), torch.randn(2, 3, 48, 32)
+    again, x = load_converted(folder, teacher), torch.randn(2, 3, 48, 32)
     assert torch.equal(again(x), made.student(x)) and "aligned" in made.steps
     # on the map of the images that it is to take, and not of those that its positions tell of
     assert list(made.record.conversion["grid"]) == [4, 6, 1]

@@ -90,7 +90,7 @@ def test_values_may_be_text_as_on_the_command_line():
         ("wamup_epochs: 3", "unknown field in .*: 'wamup_epochs': did you mean warmup_epochs"),
         ("sched: cosin", "unknown sched 'cosin': did you mean cosine?"),
         ("amp: bf6", "unknown amp 'bf6': did you mean bf16"),
-        ("mixup: 0.8\nbatch_size: 7", "batch_size 7 is odd"),
+        ("mixup: 0.8\nbatch_size: 7", "batch_size 7 is odd; take an even one, or .*--mixup 0"),
         ("- deit", "lines of `field: value`"),
         ("a: [", "is not YAML"),
     ],

@@ -71,6 +71,10 @@ def test_a_run_leaves_everything_in_its_folder(tiny, tmp_path):
     assert facts["classes"] == [str(digit) for digit in range(10)]
     assert facts["params"] == summary["params"] and facts["macs"] == summary["macs"]
     torch.load(run / "last.pt", weights_only=True)
+    with pytest.raises(
+        SubquadError, match=r"last\.pt is what a run goes on from: name its folder, .*run, or best\.safe"
+    ):
+        restore_model(run / "last.pt")
 
 
 def test_the_weights_say_what_they_are(tiny, tmp_path):

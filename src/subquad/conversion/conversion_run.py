@@ -28,7 +28,7 @@ from subquad.conversion.conversion_plan import (
     write_plan,
 )
 from subquad.conversion.conversion_record import REPORT, Record, beside, blocks_of, hybrids_of
-from subquad.conversion.delta_files import save_converted, save_delta
+from subquad.conversion.delta_files import DELTA, STUDENT, save_converted, save_delta
 from subquad.conversion.distilling import check_trainable, distil
 from subquad.conversion.drawn_images import Drawn, open_images, views
 from subquad.conversion.hybrids import (
@@ -58,9 +58,6 @@ from subquad.text import columns, counted
 from subquad.writing import json_text, write_json
 
 Log = Callable[[str], None]
-
-DELTA, STUDENT = "delta.safetensors", "student.safetensors"
-"""What is in the folder at the end, beside the record."""
 
 MADE = "made"
 """The key of a student's note that says how its teacher is made, whose weights it does without."""

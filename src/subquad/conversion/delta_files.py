@@ -25,6 +25,9 @@ from subquad.weights.fitting import some
 from subquad.weights.notes import MOST_SIDE
 from subquad.writing import json_text
 
+DELTA, STUDENT = "delta.safetensors", "student.safetensors"
+"""What is in the folder of a conversion at the end, beside the record."""
+
 KIND = "conversion"
 """The key of a note that says that a file is of a converted network."""
 
@@ -77,7 +80,7 @@ def load_converted(path: Path | str, teacher: Network, *, in_place: bool = False
     """The converted network of a file of `save_delta` or `save_converted`.
 
     Args:
-        path: of the file.
+        path: of the file, or of the folder of a conversion, whose delta is taken.
         teacher: the network that was converted, with its weights; with any where the file is a whole one.
         in_place: convert `teacher` itself instead of a copy.
 
@@ -86,7 +89,10 @@ def load_converted(path: Path | str, teacher: Network, *, in_place: bool = False
     """
     if not isinstance(teacher, nn.Module):
         raise SubquadError(f"the teacher is the network that was converted, with its weights, got {shown(teacher)}")
-    tensors, note = read_weights(_path(path))
+    path = _path(path)
+    if path.is_dir():
+        path = path / DELTA
+    tensors, note = read_weights(path)
     about = note.get(KIND)
     if not isinstance(about, dict):
         raise SubquadError(f"{path} is no file of a converted network")

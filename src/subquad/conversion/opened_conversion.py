@@ -8,8 +8,8 @@ import torch
 
 from subquad.conversion.conversion_card import model_card
 from subquad.conversion.conversion_record import REPORT, read_record
-from subquad.conversion.conversion_run import DELTA, MADE, STUDENT
-from subquad.conversion.delta_files import load_converted
+from subquad.conversion.conversion_run import MADE
+from subquad.conversion.delta_files import DELTA, STUDENT, load_converted
 from subquad.errors import SubquadError, naming
 from subquad.ranges import Pixels, fits, height_and_width
 from subquad.runs import made_again, open_trained

@@ -20,8 +20,8 @@ from subquad.analysis.small_maps import Looking, small_map
 from subquad.conversion.aligning import relative_error
 from subquad.conversion.conversion_plan import Plan
 from subquad.conversion.conversion_record import Record
-from subquad.conversion.conversion_run import DELTA, open_plan
-from subquad.conversion.delta_files import load_converted
+from subquad.conversion.conversion_run import open_plan
+from subquad.conversion.delta_files import DELTA, load_converted
 from subquad.conversion.distilling import answers_of
 from subquad.conversion.judged_steps import few_images, held_out_of
 from subquad.conversion.replacing import conversion_of, convert

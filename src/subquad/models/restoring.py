@@ -20,7 +20,7 @@ from subquad.models.networks import NETWORKS
 from subquad.models.variants import VARIANTS
 from subquad.ranges import Positive, checks_arguments, fits
 from subquad.text import one_line
-from subquad.weights.files import fitted, read_weights, weight_file
+from subquad.weights.files import BEST, STATE, fitted, read_weights, weight_file
 from subquad.weights.fitting import check_tables
 from subquad.weights.notes import as_built, creation_of
 
@@ -52,6 +52,8 @@ def restore(path: Path | str, task: str, build: Callable[..., Network]) -> tuple
     """
     path = weight_file(path)
     state, note = read_weights(path)
+    if path.name == STATE and not note:
+        raise SubquadError(f"{path} is what a run goes on from: name its folder, {path.parent}, or {BEST} in it")
     with naming(path):
         creation = _in_one_stage(creation_of(note, task, len(state)))
         sketch = _sketched(build, creation, len(state))

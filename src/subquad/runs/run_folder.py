@@ -24,7 +24,7 @@ from subquad.reading import read_yaml
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.recipe_files import load_recipe
 from subquad.tasks.task import Row
-from subquad.weights.files import BEST
+from subquad.weights.files import BEST, STATE
 from subquad.writing import is_aside, json_text, write_json, write_text
 
 # may differ between a run and its continuation: they do not change what is learned
@@ -36,7 +36,7 @@ class RunFolder:
         self.path = path
         self.recipe = path / "recipe.yaml"
         self.facts = path / "run.json"
-        self.state = path / "last.pt"
+        self.state = path / STATE
         self.last_weights = path / "last.safetensors"
         self.last_ema_weights = path / "last_ema.safetensors"
         self.best_weights = path / BEST

@@ -48,6 +48,9 @@ ATTRIBUTES = ("model", "net", "network", "backbone")
 
 Entry = TypeVar("Entry")
 
+STATE = "last.pt"
+"""What a run goes on from, in its folder."""
+
 BEST = "best.safetensors"
 """The weights of a run folder that are taken where it is named instead of a file."""
 
@@ -446,7 +449,7 @@ def fitted(
     if trouble := misfits(adapted.state, own):
         of_head = any(f"2 {what} (head." in trouble for what in ("missing", "unexpected", "of another shape"))
         hint = "; head=False keeps the model's own head, or that it has none" if of_head else ""
-        if Path(where).name == "last.pt":
+        if Path(where).name == STATE:
             # of the whole network, whatever is to be started
             hint = f"; it is what a run goes on from: name its folder, or {BEST} in it"
         raise SubquadError(f"{where}{layout} does not fit this model: {trouble}{hint}")

@@ -59,4 +59,7 @@ class Recipe(ImageRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.mixup or self.cutmix) and self.batch_size % 2:
-            raise SubquadError(f"mixup and cutmix pair the images of a batch: batch_size {self.batch_size} is odd")
+            raise SubquadError(
+                f"mixup and cutmix pair the images of a batch: batch_size {self.batch_size} is odd; take an even one, "
+                "or mixup and cutmix of 0 (--mixup 0 --cutmix 0)"
+            )
