@@ -74,6 +74,17 @@ def test_it_computes_in_any_precision(name, dtype):
     assert difference(student(images), teacher(images)) < (1e-12 if dtype == torch.float64 else 0.05)
 
 
+def test_it_computes_without_numbers_and_where_products_are_lowered():
+    student = subquad.convert(turning("positions"), "linear")
+    images = torch.randn(2, 3, 32, 32)
+    answers = student(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert difference(student(images).float(), answers) < 0.05
+    one_by_one = torch.func.vmap(lambda image: student(image[None])[0])
+    assert difference(one_by_one(images), answers) < 1e-5
+    assert student.to("meta")(images.to("meta")).shape == answers.shape
+
+
 def test_what_code_sets_on_the_layer_it_does_not_set_there():
     teacher = turning("within")
     student = subquad.convert(teacher, "softmax")

@@ -10,6 +10,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, g channels of a group
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -87,8 +88,9 @@ def asked_keys(
     asked = asked.new_full((), 1 / x.shape[-1]).expand(asked.shape)
     stub = _standing_in(layer, original, reading, turning.group, asked)
     shape = (*asked.shape[:1], reading.num_heads, x.shape[1], reading.width)
-    # tables keep their precision, whatever is computed with them
-    with torch.autocast(x.device.type, enabled=False), _ListeningForKeys(shape):
+    # tables keep their precision, whatever is computed with them; the meta device has none to lower
+    as_it_is = nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    with as_it_is, _ListeningForKeys(shape):
         try:
             stub(asked, **beside)
         except _KeysMetError as met:

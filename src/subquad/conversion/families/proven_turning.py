@@ -23,7 +23,7 @@ from subquad.conversion.families.twins import OF_LIBRARIES, random_tokens, twin_
 from subquad.errors import SubquadError, reason_without_path
 from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
-from subquad.tracing import is_traced
+from subquad.tracing import is_traced, is_transformed
 
 _SAYS_POSITIONS = re.compile(r"(^|_)(rope|rotary|rot|rotate|freqs?|cis|cos|pos|positions?)($|_|\d)", re.IGNORECASE)
 
@@ -83,7 +83,8 @@ class ProvenTurning(ProvenAttention):
         if keys is None:
             raise SubquadError(f"the code of a {name} turns no keys of {x.shape[1]} tokens, as it did when converted")
         by_image = (beside[one] for one in turning.by_image or ())
-        if not is_traced() and not all(map(are_of_one, (keys, *by_image))):
+        has_numbers = type(keys) is Tensor and not (keys.is_meta or is_traced() or is_transformed())
+        if has_numbers and not all(map(are_of_one, (keys, *by_image))):
             raise SubquadError(
                 f"tokens of this batch of {len(x)} images are turned by positions that differ from image to image: "
                 f"call a converted {name} for those alone that stand alike"
