@@ -100,6 +100,24 @@ def test_frequencies_that_a_network_learns_are_learned_on():
     assert difference(student.freqs.grad, teacher.freqs.grad) < 1e-5
 
 
+def test_heads_that_turn_alike_at_first_may_learn_to_differ():
+    teacher, images = turning("complex"), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        teacher.freqs.copy_(teacher.freqs[:, :1].expand_as(teacher.freqs))
+        student = subquad.convert(teacher, "softmax")
+        for network in (teacher, student):
+            network.freqs[:, 0] += 1
+        assert difference(student(images), teacher(images)) < 1e-6
+
+
+def test_of_what_does_not_turn_yet_nobody_knows_how_it_would():
+    teacher = turning("complex")
+    with torch.no_grad():
+        teacher.freqs.zero_()
+    with pytest.raises(SubquadError, match=r"blocks\.0\.attn: a ComplexNumbers computes something else"):
+        subquad.convert(teacher, "softmax")
+
+
 def test_frequencies_of_a_layer_itself_are_learned_on_as_well():
     teacher, images = turning("learned"), torch.randn(2, 3, 32, 32)
     student = subquad.convert(teacher, "softmax")

@@ -108,15 +108,24 @@ def turnings(width: int, images: int, beside: Mapping[str, Any]) -> Iterator[Tur
 
 
 def turns(keys: Tensor, turning: Turning) -> bool:
-    """Whether keys that were asked for are cosines and sines, those of all images alike."""
+    """Whether keys that were asked for are cosines and sines, those of all images alike, and not all of angle zero.
+
+    Of what does not turn nobody knows which channels are pairs.
+    """
     first, second = keys.unflatten(-1, (-1, 2, turning.group // 2)).unbind(-2)
     ones = first.square() + second.square()
-    return bool(torch.allclose(ones, torch.ones_like(ones), atol=1e-4)) and are_of_one(keys)
+    are_on_circles = bool(torch.allclose(ones, torch.ones_like(ones), atol=1e-4))
+    return are_on_circles and bool(second.any()) and are_of_one(keys)
 
 
 def are_of_one(keys: Tensor) -> bool:
     """Whether keys are those of one image, for all of a batch."""
     return torch.equal(keys, keys[:1].expand_as(keys))
+
+
+def are_alike(keys: Tensor) -> bool:
+    """Whether keys (b, h, n, d) of all heads are turned alike."""
+    return torch.equal(keys, keys[:, :1].expand_as(keys))
 
 
 class _Gives(nn.Module):

@@ -7,6 +7,7 @@ each call (`asked_turning.py`).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import CodeType
 from typing import Any, ClassVar
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.copied_calls import Call
-from subquad.conversion.families.asked_turning import Turning, are_of_one, asked_keys, turnings, turns
+from subquad.conversion.families.asked_turning import Turning, are_alike, are_of_one, asked_keys, turnings, turns
 from subquad.conversion.families.proven_attention import ProvenAttention, is_nothing, usual_arguments
-from subquad.conversion.families.readings import Answered, Reading, all_readings, computes, parts_of, reading_of
+from subquad.conversion.families.readings import Answered, Reading, Turn, all_readings, computes, parts_of, reading_of
 from subquad.conversion.families.twins import OF_LIBRARIES, random_tokens, twin_of
 from subquad.errors import SubquadError, reason_without_path
 from subquad.ops.turning import turned_tokens
@@ -89,6 +90,9 @@ class ProvenTurning(ProvenAttention):
                 f"tokens of this batch of {len(x)} images are turned by positions that differ from image to image: "
                 f"call a converted {name} for those alone that stand alike"
             )
+        if has_numbers and turning.heads_alike and not are_alike(keys):
+            # as they were when converted, and have learned since
+            turning = replace(turning, heads_alike=False)
         return turning.rotation(keys)
 
     def _tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -174,24 +178,38 @@ def _found(original: nn.Module, shape: Sequence[int], beside: Mapping[str, Any])
         if not isinstance(y, Tensor) or y.shape[:2] != x.shape[:2]:
             return None
         answered.append(Answered(twin, x, y, 1, tuple(one is not None for one in more) if more else None))
+    x = answered[0].x
+    ways: dict[Reading, list[tuple[Turning, Turn]]] = {}
+    # whether keys have so many heads, in whichever order they are projected
+    fits: dict[int, bool] = {}
     for reading in all_readings(parts, answered[0]):
-        for turning in turnings(reading.width, shape[0], beside):
-            keys = _asked(twin, reading, turning, answered[0].x, beside)
-            if keys is None or not turns(keys, turning):
-                continue
-            alike = torch.equal(keys, keys[:, :1].expand_as(keys))
-            turning = Turning(turning.group, alike, turning.by_image)
-            turn = partial(_turned, turning, turning.rotation(keys))
+        if reading.num_heads not in fits:
+            of_all = Turning(2, by_image=None)
+            fits[reading.num_heads] = _asked(twin, reading, of_all, x, beside) is not None
+        # the scale has no part in how keys are turned
+        unscaled = replace(reading, scale=0.0)
+        if unscaled not in ways and fits[reading.num_heads]:
+            ways[unscaled] = list(_ways_to_turn(twin, reading, x, beside))
+        for turning, turn in ways.get(unscaled, ()):
             if all(computes(reading, one, turn) for one in answered):
                 return turning, reading
     return None
+
+
+def _ways_to_turn(twin: Any, reading: Reading, x: Tensor, beside: Mapping[str, Any]) -> Iterator[tuple[Turning, Turn]]:
+    """How a twin's keys may be turned if that is how they are projected."""
+    for turning in turnings(reading.width, x.shape[0], beside):
+        keys = _asked(twin, reading, turning, x, beside)
+        if keys is not None and turns(keys, turning):
+            turning = replace(turning, heads_alike=are_alike(keys))
+            yield turning, partial(_turned, turning, turning.rotation(keys))
 
 
 def _asked(twin: Any, reading: Reading, turning: Turning, x: Tensor, beside: Mapping[str, Any]) -> Tensor | None:
     try:
         return asked_keys(twin, twin, reading, turning, x, beside)
     except Exception:
-        # somebody's code, which may want other sizes, or its projections' weights
+        # somebody's code, which may want other sizes, or more of its projections
         return None
 
 
