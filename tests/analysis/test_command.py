@@ -142,7 +142,7 @@ def test_networks_of_timm_stand_beside_ours(runs, tmp_path, capsys):
     source = f"timm/vit_tiny_patch16_224={tmp_path / 'vit.safetensors'}"
     command = ["--images", str(tmp_path / "a.png"), "--measures", "entropy", "local", "--output", str(tmp_path)]
     assert main(["analyze", source, "--img-size", "48", *command]) == 0
-    assert "vit_tiny_patch16_224: 12 layers, 1 images" in capsys.readouterr().out
+    assert "vit_tiny_patch16_224: 12 layers, 1 image\n" in capsys.readouterr().out
     for wrong, text in [
         (["timm/vit_tinny"], "unknown network of timm 'vit_tinny'"),
         ([source], "can't load timm/vit_tiny_patch16_224="),

@@ -301,6 +301,8 @@ def test_a_network_of_timm_with_its_weights_and_a_folder_of_photographs(tmp_path
     assert run("convert", *source, "--attention", "inline", "--images", photos, "--output", out, *flags) == 0
     said = capsys.readouterr().out
     assert "2 of 12 blocks" in said
+    # there are no labels that anything could be kept of
+    assert "agreement  features' error" in said and "top-1" not in said and "kept" not in said
     assert f"judged on other parts of {photos}, which it is fitted to" in said
     assert f"1 of 5 images could not be read and were left out, the first is {photos / 'broken.jpg'}" in said
     page = (out / "conversion.html").read_text()

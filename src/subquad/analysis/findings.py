@@ -8,6 +8,7 @@ from PIL import Image
 from subquad.analysis.network_measures import MeasureRow
 from subquad.analysis.small_maps import Looking
 from subquad.analysis.survey import Counts
+from subquad.text import counted
 
 PAPERS_COUNT = 25
 """Confusions of an image that InLine's figure draws its line at."""
@@ -38,8 +39,8 @@ class Findings:
         """How many images the networks were measured on, in words."""
         counts = set(self.images.values())
         if len(counts) == 1:
-            return f"{counts.pop()} images"
-        return ", ".join(f"{count} images ({name})" for name, count in self.images.items())
+            return counted(counts.pop(), "image")
+        return ", ".join(f"{counted(count, 'image')} ({name})" for name, count in self.images.items())
 
     @property
     def names(self) -> list[str]:

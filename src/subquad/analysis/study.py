@@ -22,7 +22,8 @@ from subquad.ranges import Count, Pixels, Positive, check_fields
 from subquad.runs import open_trained
 from subquad.tasks import ImageNetwork
 from subquad.tasks.classification import images_of
-from subquad.tasks.image_files import image_files, readable_images
+from subquad.tasks.image_files import image_files, none_readable, readable_images
+from subquad.text import counted
 
 SURVEYED = 32
 """Images at a time in counts over a data set."""
@@ -125,7 +126,8 @@ class Study:
             else:
                 self.log(f"{name}: its images are not the first network's, so that its maps are not shown beside them")
         layers = max((row.layer for row in rows), default=0)
-        self.log(f"{name}: {layers} layers, {len(inputs)} images" if rows else f"{name}: none of these measures")
+        measured = f"{counted(layers, 'layer')}, {counted(len(inputs), 'image')}"
+        self.log(f"{name}: {measured if rows else 'none of these measures'}")
 
     def _pictures(self, trained: ImageNetwork) -> tuple[list[Any], list[Any]]:
         """Images as they are and as the network takes them: of the folders, else held-out ones."""
@@ -149,7 +151,7 @@ class Study:
         chosen = [files[k] for k in sorted(_even_order(len(files), self.max_images)[: self.max_images])]
         readable = list(readable_images(chosen, eval_transform(trained.input), strict=False, log=self.log))
         if not readable:
-            raise SubquadError(f"none of {len(chosen)} images can be read, the first is {chosen[0]}")
+            raise none_readable(chosen)
         return [read_image(path) for path, _ in readable], [image for _, image in readable]
 
     def _count(self, trained: ImageNetwork, name: str, findings: Findings) -> None:

@@ -93,10 +93,16 @@ class Converted:
     def text(self) -> str:
         """A table for a terminal."""
         measure = next(iter(self.steps.values())).measure
-        rows = [["", measure, "kept", "agreement", "features' error", "time"]]
-        for name, step in self.steps.items():
-            shares = [step.student_score, step.kept, step.agreement]
-            shown = ["" if share is None else f"{share:.2%}" for share in shares]
+        shares = {
+            measure: [step.student_score for step in self.steps.values()],
+            "kept": [step.kept for step in self.steps.values()],
+            "agreement": [step.agreement for step in self.steps.values()],
+        }
+        # without labels there is nothing to be kept
+        judged = {head: column for head, column in shares.items() if any(share is not None for share in column)}
+        rows = [["", *judged, "features' error", "time"]]
+        for (name, step), *some in zip(self.steps.items(), *judged.values(), strict=True):
+            shown = ["" if share is None else f"{share:.2%}" for share in some]
             rows.append([name, *shown, f"{step.error:.4f}", f"{self.seconds.get(name, 0):.0f} s"])
         return columns(rows)
 

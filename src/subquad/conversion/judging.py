@@ -15,6 +15,7 @@ from subquad.errors import SubquadError
 from subquad.inference import in_evaluation
 from subquad.tasks import Tally
 from subquad.tasks.accuracy import TopOne
+from subquad.text import counted
 from subquad.weights.files import within_wrappers
 
 NEIGHBOURS = 20
@@ -53,7 +54,7 @@ class Comparison:
     @property
     def text(self) -> str:
         """One line."""
-        parts = [f"{self.images} images: features cosine {self.cosine:.4f}, relative error {self.error:.4f}"]
+        parts = [f"{counted(self.images, 'image')}: features cosine {self.cosine:.4f}, relative error {self.error:.4f}"]
         if self.agreement is not None:
             parts.append(f"agreement {self.agreement:.2%}")
         if self.student_score is not None and self.teacher_score is not None:

@@ -128,9 +128,16 @@ def readable_pictures(
         whole += 1
         yield path, picture
     if broken and not whole:
-        raise SubquadError(f"none of {len(broken)} images can be read, the first is {broken[0]}")
+        raise none_readable(broken)
     if len(broken) > 1:
         log(f"skipped {len(broken)} of {whole + len(broken)} images, which are broken")
+
+
+def none_readable(broken: Sequence[Path]) -> SubquadError:
+    """What is to be raised where none of some images can be read."""
+    if len(broken) == 1:
+        return SubquadError(f"{broken[0]} can't be read as an image")
+    return SubquadError(f"none of {len(broken)} images can be read, the first is {broken[0]}")
 
 
 def readable_images(
