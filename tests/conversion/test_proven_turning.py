@@ -49,12 +49,13 @@ def test_every_kind_takes_mechanisms_that_read_maps_and_is_copied_and_learns(nam
     assert all(one.grad is not None for one in student.parameters())
 
 
-def test_a_file_of_its_program_takes_images_of_any_size(tmp_path):
+@pytest.mark.parametrize("ending", ["pt2", pytest.param("onnx", marks=pytest.mark.long)])
+def test_a_file_of_its_program_takes_images_of_any_size(ending, tmp_path):
     teacher = turning("positions")
     del teacher.blocks[1:]
     student = subquad.convert(teacher, "linear")
-    subquad.export(student, tmp_path / "any.pt2", format="pt2", dynamic="batch,size")
-    program = open_exported(tmp_path / "any.pt2")
+    subquad.export(student, tmp_path / f"any.{ending}", format=ending, dynamic="batch,size")
+    program = open_exported(tmp_path / f"any.{ending}")
     images = torch.randn(3, 3, 48, 24)
     assert difference(program(images), student(images)) < 1e-5
 
