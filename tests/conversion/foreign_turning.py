@@ -16,12 +16,14 @@ class Attn(nn.Module):
     def __init__(self):
         super().__init__()
         self.num_heads, self.qkv, self.proj = HEADS, nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.attn_drop = nn.Dropout(0.0)
 
     def heads(self, x):
         return self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
     def mixed(self, q, k, v):
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop.p)
+        return self.proj(y.transpose(1, 2).flatten(2))
 
 
 def places_of(height, width, device):

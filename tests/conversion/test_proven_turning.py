@@ -86,6 +86,33 @@ def test_it_computes_without_numbers_and_where_products_are_lowered():
     assert student.to("meta")(images.to("meta")).shape == answers.shape
 
 
+def test_who_listens_to_a_layer_hears_its_calls_alone():
+    student, heard = subquad.convert(turning("positions"), "softmax"), []
+    student.blocks[0].attn.register_forward_pre_hook(lambda layer, arguments: heard.append(arguments[0].shape))
+    student(torch.randn(2, 3, 32, 32))
+    assert heard == [(2, 17, 48)]
+
+
+def test_hooks_on_parts_that_hear_nothing_or_numbers_of_ours_are_refused():
+    teacher = turning("positions")
+    attn = teacher.blocks[0].attn
+    for part, said in ((attn.attn_drop, "listens to the attn_drop of a"), (attn.rope, "listens to the rope of a")):
+        handle = part.register_forward_hook(lambda *_: None)
+        with pytest.raises(SubquadError, match=said):
+            subquad.convert(teacher, "softmax")
+        handle.remove()
+    images = torch.randn(2, 3, 32, 32)
+    assert difference(subquad.convert(teacher, "softmax")(images), teacher(images)) < 1e-6
+
+
+def test_layers_that_are_not_called_are_said_to_be_so():
+    teacher = turning("within")
+    spare = turning("within").blocks[0]
+    teacher.spare = nn.ModuleList([spare])
+    with pytest.raises(SubquadError, match=r"spare\.0\.attn: .* its network does not call it for images"):
+        subquad.convert(teacher, "softmax", blocks=[2])
+
+
 def test_what_code_sets_on_the_layer_it_does_not_set_there():
     teacher = turning("within")
     student = subquad.convert(teacher, "softmax")

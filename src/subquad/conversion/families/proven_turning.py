@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from subquad.attention.bricks import is_heard
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.copied_calls import Call
 from subquad.conversion.families.asked_turning import Turning, are_alike, are_of_one, asked_keys, turnings, turns
@@ -52,23 +53,26 @@ class ProvenTurning(ProvenAttention):
             super().__init__(original, *args, **kwargs)
             return
         if call is None:
-            why = f": {reason_without_path(wrong)[:200]}" if wrong is not None else ""
+            why = "does not call it for images"
+            if wrong is not None:
+                why = f"can't be run for images: {reason_without_path(wrong)[:200]}"
             raise SubquadError(
-                f"what a {type(original).__name__} is handed beside tokens can't be seen, as its network can't be run "
-                f"for images{why}; leave its block out of `blocks`, or register a family (docs/convert.md)"
+                f"what a {type(original).__name__} is handed beside tokens can't be seen, as its network {why}; leave "
+                "its block out of `blocks`, or register a family (docs/convert.md)"
             )
-        self.turning, self.proven = _proven(original, usual, call, beside)
+        self.turning, self.read_as = _proven(original, usual, call, beside)
         super().__init__(original, *args, **kwargs)
+        _refuse_hooks_on_turning(original, self)
         for name, buffer in original._buffers.items():
             kept = None if buffer is None else buffer.clone()
             self.register_buffer(name, kept, persistent=name not in original._non_persistent_buffers_set)
 
     def read(self, original: nn.Module, num_tokens: int) -> Reading:
-        return super().read(original, num_tokens) if self.turning is None else self.proven
+        return super().read(original, num_tokens) if self.turning is None else self.read_as
 
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         # what its code makes rotations of as well
-        return ConvertedAttention.kept(self, original)
+        return super().kept(original) if self.turning is None else ConvertedAttention.kept(self, original)
 
     def mixed(self, heads: Sequence[Tensor], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         turning = self.turning
@@ -107,6 +111,17 @@ class ProvenTurning(ProvenAttention):
             )
         x: Tensor = args[0] if args else kwargs[next(iter(self.usual))]
         return x
+
+
+def _refuse_hooks_on_turning(original: nn.Module, converted: ProvenTurning) -> None:
+    """Raise where somebody listens to a part that is kept for the layer's code: what it hears is ours, or nothing."""
+    asked = {name for name, _ in converted.named_children()} - set(converted.read_as.parts)
+    for name, part in original.named_children():
+        if name in asked and any(map(is_heard, part.modules())):
+            raise SubquadError(
+                f"somebody listens to the {name} of a {type(original).__name__}, which a converted layer does not call "
+                "as that does: take the hook away"
+            )
 
 
 def stands_for_turning(layer: nn.Module) -> type[ConvertedAttention] | None:
