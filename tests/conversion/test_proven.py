@@ -486,13 +486,23 @@ def test_arguments_that_nothing_is_made_of_are_not_taken_for_keys():
     assert reading_of(Ignoring()) is None
 
 
-def test_scores_of_another_scale_are_said_with_what_to_do():
+@pytest.mark.parametrize("scale", [0.125, DIM**-0.5, 1.0])
+def test_scores_of_another_scale_are_kept(scale):
     class Scaled(KeysFirst):
         def __init__(self):
-            super().__init__(scale=0.125)
+            super().__init__(scale=scale)
 
-    with pytest.raises(SubquadError, match=r"scores are multiplied by 0\.125 and not by 0\.2887"):
-        subquad.convert(Network(Scaled), "agent")
+    class Inlined(KeysFirst):
+        def forward(self, x):
+            self.factor = scale
+            answer = super().forward(x)
+            self.factor = None
+            return answer
+
+    for cls in (Scaled, Inlined) if scale != 0.125 else (Scaled,):
+        network, x = Network(cls).eval(), torch.randn(2, 3, 32, 32)
+        assert reading_of(cls()).scale == pytest.approx(scale)
+        assert torch.allclose(subquad.convert(network, "softmax")(x), network(x), atol=1e-5)
 
 
 def test_what_a_call_brings_beside_tokens_is_refused():

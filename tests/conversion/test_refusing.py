@@ -1,5 +1,6 @@
 """Networks that can't be converted are refused by the name of what is not known, and left as they are."""
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -180,17 +181,20 @@ def with_own_scale(name, factor):
 @pytest.mark.parametrize(
     "name", ["timm ViT", "timm DINOv3", "transformers ViT", "transformers CLIP", "transformers DINOv3"]
 )
-def test_scores_of_another_scale_are_refused_and_not_optimized_away(name):
-    subquad.convert(with_own_scale(name, 1.0), "softmax")
-    model = with_own_scale(name, 1.5)
-    with pytest.raises(
-        SubquadError, match=r"its scores are multiplied by 0.433 and not by 0.2887, 1/√12.* by 1.5 instead"
-    ):
-        subquad.convert(model, "linear")
-    x = images()
+def test_scores_of_another_scale_are_kept_and_not_optimized_away(name):
+    model, x = with_own_scale(name, 1.5), images()
     expected = answer(model, x)
-    assert difference(answer(subquad.optimize(model), x), expected) < 1e-5
     assert difference(expected, answer(teacher(name), x)) > 1e-4
+    assert difference(answer(subquad.convert(model, "softmax"), x), expected) < 1e-5
+    assert difference(answer(subquad.optimize(deepcopy(model)), x), expected) < 1e-5
+    student = subquad.convert(model, "agent")
+    assert difference(answer(student, x), answer(subquad.convert(teacher(name), "agent"), x)) > 1e-5
+    assert difference(answer(subquad.optimize(deepcopy(student)), x), answer(student, x)) < 1e-5
+
+
+def test_scores_that_are_turned_about_are_refused():
+    with pytest.raises(SubquadError, match=r"its scores are multiplied by -0\.4\d+, and .* by a number above 0"):
+        subquad.convert(with_own_scale("timm ViT", -1.5), "linear")
 
 
 @pytest.mark.slow

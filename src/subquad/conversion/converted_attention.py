@@ -7,6 +7,7 @@ Letters: b batch, h heads, n tokens, d channels of a head, c = h·d channels.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -26,7 +27,7 @@ from subquad.attention.bricks import check_answer, is_heard
 from subquad.conversion.filled_images import mixed_apart
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.conversion.recorded_maps import are_recorded
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.grid import TokenGrid
 from subquad.inference.foreign_halves import has_usual_scale
 from subquad.models.layers import init_linear, is_linear
@@ -93,6 +94,7 @@ class ConvertedAttention(nn.Module):
         super().__init__()
         self.check(original)
         self.num_heads, self.width = self.sizes(original)
+        self.sharpening = sharpening_of(self.scale_of(original), self.width)
         self.recorder = recorder
         self.tokens_in_front = grid.prefix
         self._held = (original,)  # in a tuple, where PyTorch does not look for modules
@@ -135,6 +137,10 @@ class ConvertedAttention(nn.Module):
     def sizes(self, original: Any) -> tuple[int, int]:
         """(heads, channels of a head)."""
         raise NotImplementedError
+
+    def scale_of(self, original: Any) -> float | None:
+        """What the scores of this layer's heads are multiplied by; None where that is 1/√d, as usually."""
+        return None
 
     def make_inner(self, original: Any, mechanism: Mechanism, grid: TokenGrid) -> Any:
         """The mechanism, for queries and keys on `grid`."""
@@ -271,6 +277,9 @@ class ConvertedAttention(nn.Module):
         """
         grid = self.grid_under(x) if grid is None else grid
         inputs = self.inner.inputs
+        if self.sharpening != 1:
+            # of both, so that scores of what a mechanism makes of queries or of keys alone are multiplied alike
+            q, k = q * self.sharpening, k * self.sharpening
         if rotation is not None and "rotation" not in inputs:
             q, k = turned_tokens(rotation, q), turned_tokens(rotation, k)
         if (groups := q.shape[1] // k.shape[1]) > 1:
@@ -398,14 +407,20 @@ def refuse_lost_hooks(original: nn.Module, converted: nn.Module) -> None:
             )
 
 
-def refuse_own_scale(scale: Any, width: int) -> None:
-    """Raise where a layer multiplies the scores of its heads, of so many channels, by something else than usual."""
-    if not has_usual_scale(scale, width):
+def sharpening_of(scale: Any, width: int) -> float:
+    """What queries and keys of so many channels are multiplied by each, so that 1/√d makes their scores a layer's own.
+
+    Raises:
+        SubquadError: its scores are multiplied by nothing that a root can be taken of.
+    """
+    if has_usual_scale(scale, width):
+        return 1.0
+    if not isinstance(scale, int | float) or not 0 < scale < math.inf:
         raise SubquadError(
-            f"its scores are multiplied by {scale:.4g} and not by {width**-0.5:.4g}, 1/√{width}, which a converted "
-            "layer does not know: multiply what makes its queries, weights and biases, by "
-            f"{scale * width**0.5:.4g} instead"
+            f"its scores are multiplied by {shown(scale)}, and those of a converted layer by a number above 0: "
+            "multiply what makes its queries, weights and biases, instead"
         )
+    return math.sqrt(scale * math.sqrt(width))
 
 
 def refuse_lost_forward(original: nn.Module) -> None:

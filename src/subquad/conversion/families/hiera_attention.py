@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into, refuse_own_scale
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, channels_into
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
@@ -165,9 +165,10 @@ class HieraAttention(ConvertedAttention):
             raise SubquadError("a block that pools its queries can't be converted: leave it out of `blocks`")
         if original.use_mask_unit_attn:
             raise SubquadError("it sees windows, and stays as it is: leave its block out of `blocks`")
-        if not getattr(original, "fused_attn", False):
-            # which PyTorch's fused attention is not told
-            refuse_own_scale(original.scale, self.sizes(original)[1])
+
+    def scale_of(self, original: Any) -> float | None:
+        # which PyTorch's fused attention is not told
+        return None if getattr(original, "fused_attn", False) else float(original.scale)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.heads, original.head_dim

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from subquad.attention.bricks import is_conv
-from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic, refuse_own_scale
+from subquad.conversion.converted_attention import ConvertedAttention, Mechanism, is_quadratic
 from subquad.conversion.families.timm_biased_attention import WithPairBiases
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
 from subquad.errors import SubquadError
@@ -55,10 +55,9 @@ class MapAttention(ConvertedAttention):
     is_handed_maps: ClassVar[bool] = True
     channels_last: ClassVar[bool] = False
 
-    def check(self, original: Any) -> None:
-        if not getattr(original, "fused_attn", False):
-            # which PyTorch's fused attention is not told
-            refuse_own_scale(original.scale, self.sizes(original)[1])
+    def scale_of(self, original: Any) -> float | None:
+        # which PyTorch's fused attention is not told; one of timm's two classes has none
+        return None if getattr(original, "fused_attn", False) else getattr(original, "scale", None)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.head_dim
@@ -147,11 +146,6 @@ class TimmAttention2d(VisformerAttention):
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         self.head_first = bool(original.head_first)
-
-    def check(self, original: Any) -> None:
-        # one of the two classes has none
-        if hasattr(original, "scale"):
-            super().check(original)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.dim_head

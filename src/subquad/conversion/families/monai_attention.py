@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, channels_into, channels_out_of, refuse_own_scale
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into, channels_out_of
 from subquad.conversion.families.patches_recorder import PatchesRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
@@ -30,7 +30,9 @@ class MonaiAttention(ConvertedAttention):
                 "it keeps its attention map (save_attn), and a converted layer forms none: make the network without, "
                 "its weights are the same"
             )
-        refuse_own_scale(original.scale, self.sizes(original)[1])
+
+    def scale_of(self, original: Any) -> float | None:
+        return float(original.scale)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         first, times = (original.qkv, 3) if is_fused(original) else (original.to_q, 1)

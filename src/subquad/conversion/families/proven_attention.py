@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, refuse_own_scale
+from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.families.patches_recorder import PatchesRecorder
 from subquad.conversion.families.readings import Reading, holds_at, linear_of, reading_of
 from subquad.conversion.families.twins import attributes_of
@@ -54,8 +54,8 @@ class ProvenAttention(ConvertedAttention):
         # which computes the same where it is handed the same tokens twice
         return "cross" not in f"{path.rpartition('.')[2]} {type(original).__name__}".lower()
 
-    def check(self, original: nn.Module) -> None:
-        refuse_own_scale(self.read_as.scale, self.read_as.width)
+    def scale_of(self, original: nn.Module) -> float | None:
+        return self.read_as.scale
 
     def sizes(self, original: nn.Module) -> tuple[int, int]:
         return self.read_as.num_heads, self.read_as.width

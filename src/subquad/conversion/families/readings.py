@@ -297,7 +297,8 @@ def _numbers_of_heads(layer: nn.Module, dim: int, *, more: bool) -> list[int]:
 def _other_scales(layer: nn.Module, reading: Reading) -> list[float]:
     """What scores may be multiplied by besides the usual."""
     said = [float(value) for value in vars(layer).values() if type(value) is float and value]
-    others = [*said, *(1 / value for value in said), 1.0, 1 / reading.width]
+    dim = reading.num_heads * reading.width
+    others = [*said, *(1 / value for value in said), 1.0, 1 / reading.width, dim**-0.5]
     return [one for one in dict.fromkeys(others) if not isclose(one, reading.usual_scale)]
 
 

@@ -16,7 +16,6 @@ from subquad.conversion.converted_attention import (
     Mechanism,
     channels_into,
     is_quadratic,
-    refuse_own_scale,
 )
 from subquad.conversion.grid_recorder import GridRecorder, OverlappingRecorder
 from subquad.errors import SubquadError
@@ -135,8 +134,8 @@ class MitAttention(TimmReducingAttention):
 
     replaces: ClassVar[tuple[str, ...]] = ("segmentation_models_pytorch.encoders.mix_transformer.Attention",)
 
-    def check(self, original: Any) -> None:
-        refuse_own_scale(original.scale, self.sizes(original)[1])
+    def scale_of(self, original: Any) -> float | None:
+        return float(original.scale)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.dim // original.num_heads

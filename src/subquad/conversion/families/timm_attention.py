@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, biased, channels_into, refuse_own_scale
+from subquad.conversion.converted_attention import ConvertedAttention, biased, channels_into
 from subquad.conversion.families.timm_recorder import TimmRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
@@ -26,10 +26,9 @@ class TimmAttention(ConvertedAttention):
         super().__init__(original, *args, **kwargs)
         self.rotate_half = bool(getattr(original, "rotate_half", False))
 
-    def check(self, original: Any) -> None:
-        if not getattr(original, "fused_attn", False):
-            # which PyTorch's fused attention is not told
-            refuse_own_scale(getattr(original, "scale", None), original.head_dim)
+    def scale_of(self, original: Any) -> float | None:
+        # which PyTorch's fused attention is not told
+        return None if getattr(original, "fused_attn", False) else getattr(original, "scale", None)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_heads, original.head_dim

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.attention import traits_of
-from subquad.conversion.converted_attention import ConvertedAttention, channels_into, refuse_own_scale
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into
 from subquad.conversion.families.hybrid_recorder import HybridRecorder
 from subquad.conversion.families.pair_biases import with_bias
 from subquad.conversion.grid_recorder import GridRecorder
@@ -69,7 +69,9 @@ class TransformersAttention(ConvertedAttention):
     def check(self, original: Any) -> None:
         if not all(hasattr(original, name) for name in ("q_proj", "k_proj", "v_proj")):
             raise SubquadError("this layer is of an older transformers: version 5.0 or newer is read")
-        refuse_own_scale(getattr(original, "scaling", getattr(original, "scale", None)), original.head_dim)
+
+    def scale_of(self, original: Any) -> float | None:
+        return getattr(original, "scaling", getattr(original, "scale", None))
 
     def sizes(self, original: Any) -> tuple[int, int]:
         heads = getattr(original, "num_heads", None) or original.num_attention_heads
@@ -178,8 +180,8 @@ class TransformersSelfAttention(ConvertedAttention):
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.num_attention_heads, original.attention_head_size
 
-    def check(self, original: Any) -> None:
-        refuse_own_scale(getattr(original, "scaling", None), original.attention_head_size)
+    def scale_of(self, original: Any) -> float | None:
+        return getattr(original, "scaling", None)
 
     def tokens_width(self, original: Any) -> int:
         return channels_into(original.query)

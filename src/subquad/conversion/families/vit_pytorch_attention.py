@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from subquad.conversion.converted_attention import ConvertedAttention, channels_into, channels_out_of, refuse_own_scale
+from subquad.conversion.converted_attention import ConvertedAttention, channels_into, channels_out_of
 from subquad.conversion.families.patches_recorder import PatchesRecorder
 from subquad.conversion.grid_recorder import GridRecorder
 
@@ -19,8 +19,8 @@ class VitPytorchAttention(ConvertedAttention):
     )
     listener: ClassVar[type[GridRecorder]] = PatchesRecorder
 
-    def check(self, original: Any) -> None:
-        refuse_own_scale(original.scale, self.sizes(original)[1])
+    def scale_of(self, original: Any) -> float | None:
+        return float(original.scale)
 
     def sizes(self, original: Any) -> tuple[int, int]:
         return original.heads, channels_out_of(original.to_qkv) // 3 // original.heads
