@@ -82,7 +82,9 @@ def paths_of_layers(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
         family = converted_class(module)
         # a class of a family may stand for a block itself
         is_block = family is not None and own[-1].isdigit()
-        if not is_block and not any(IN_A_LIST.search(part) for part in own[:-1]):
+        # what is handed a map says itself where its tokens stand, wherever it is, as between the halves of a U-Net
+        is_known = is_block or (family is not None and family.is_handed_maps and family.is_anybodys)
+        if not is_known and not any(IN_A_LIST.search(part) for part in own[:-1]):
             continue
         if family is not None and not family.is_self_attention(module, modules[path.rpartition(".")[0]], path):
             continue

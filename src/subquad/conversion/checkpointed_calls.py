@@ -250,7 +250,8 @@ def listen_to_calls(model: nn.Module, layers: Iterable[str], embedding: str, rec
     beside = {path for block in blocks for path in _beside(model, block)} - heard
     heard, blocks = heard | beside, blocks | beside
     for path in sorted(heard):
-        block_here = None if _holds(path, embedding) else path
+        # what is handed its map itself has told where tokens stand before this hears of it
+        block_here = None if _holds(path, embedding) and path != embedding else path
         listener: CallListener = (
             BlockListener(recorder, path, block_here, embedding)
             if path in blocks

@@ -5,14 +5,13 @@ Letters: b batch, c channels, n tokens.
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
+from subquad.conversion.example_calls import Call, Example
 from subquad.conversion.families.twins import as_twins_have_it
 from subquad.conversion.sketched_calls import IMAGES
 
@@ -22,16 +21,16 @@ class EnoughSeenError(Exception):
 
 
 def run_copied(
-    network: nn.Module, image: tuple[int, ...], images: int, listen: Callable[[nn.Module], None]
+    network: nn.Module, example: Example, batch: int, listen: Callable[[nn.Module], None]
 ) -> Exception | None:
-    """Run a copy of a network that shares its numbers, evaluated, for one random image several times.
+    """Run a copy of a network that shares its numbers, evaluated, for one example several times.
 
     Nothing is left behind in the network, nor in what draws random numbers.
 
     Args:
-        network: which takes images.
-        image: (channels, height, width).
-        images: b.
+        network: which takes what the example is of.
+        example: of a call.
+        batch: b.
         listen: registers hooks at the copy.
 
     Returns:
@@ -47,8 +46,8 @@ def run_copied(
             # evaluated, whatever the network is about; all that has numbers is the network's own
             twin = copy.deepcopy(network, shared).eval()
             listen(twin)
-            one = torch.randn(1, *image).to(weights)
-            twin(one.expand(images, *image))
+            call = example.call(batch, weights)
+            twin(*call.args, **call.kwargs)
         except EnoughSeenError:
             return None
         except Exception as error:
@@ -57,24 +56,17 @@ def run_copied(
     return None
 
 
-@dataclass(frozen=True)
-class Call:
-    """What a layer was handed once: its arguments, tensors as its twins have them."""
+def calls_of(network: nn.Module, layers: Iterable[str], example: Example) -> tuple[dict[str, Call], Exception | None]:
+    """What each of the layers at some paths is handed first where a network is run, and what went wrong.
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def calls_of(
-    network: nn.Module, layers: Iterable[str], image: tuple[int, ...]
-) -> tuple[dict[str, Call], Exception | None]:
-    """What each of the layers at some paths is handed first where a network is run for images, and what went wrong."""
+    Tensors are as twins of the layers have them.
+    """
     calls: dict[str, Call] = {}
     wanted = set(layers)
 
     def seen_at(path: str) -> Any:
         def hook(module: nn.Module, arguments: Any, named: Any) -> None:
-            calls.setdefault(path, Call(*tree_map_only(Tensor, as_twins_have_it, (arguments, named))))
+            calls.setdefault(path, Call(arguments, named).with_tensors(as_twins_have_it))
             if calls.keys() == wanted:
                 raise EnoughSeenError
 
@@ -84,5 +76,5 @@ def calls_of(
         for path in wanted:
             twin.get_submodule(path).register_forward_pre_hook(seen_at(path), with_kwargs=True)
 
-    wrong = run_copied(network, image, IMAGES, listen)
+    wrong = run_copied(network, example, IMAGES, listen)
     return calls, wrong

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.besides import Network
+from subquad.conversion.example_calls import of_outline
 from subquad.conversion.replacing import Conversion, conversion_of, convert, converted_layers
 from subquad.conversion.towers import made_for, move_to
 from subquad.errors import SubquadError, check_suffix, reason_of, shown
@@ -101,9 +102,10 @@ def load_converted(path: Path | str, teacher: Network, *, in_place: bool = False
         size = None if about["img_size"] is None else tuple(map(int, about["img_size"]))
         given_prefix = None if about["prefix"] is None else int(about["prefix"])
         attention = {int(number): str(name) for number, name in about["attention"].items()}
+        given = None if about.get("given") is None else of_outline(dict(about["given"]))
         settings, complete, digest = dict(about["settings"]), bool(about["complete"]), str(about["teacher"])
         teacher.get_submodule(str(about["embedding"]))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, SubquadError, TypeError, ValueError) as error:
         # `subquad convert` holds networks of transformers as ours are called
         named = str(about.get("embedding")).startswith("network.") and not hasattr(teacher, "network")
         raise SubquadError(
@@ -120,7 +122,8 @@ def load_converted(path: Path | str, teacher: Network, *, in_place: bool = False
             f"converted, whose digest is {digest[:12]}…"
         )
     try:
-        student = convert(teacher, attention, img_size=size, prefix=given_prefix, in_place=in_place, **settings)
+        as_before: Any = {"img_size": size, "prefix": given_prefix, "given": given, "in_place": in_place}
+        student = convert(teacher, attention, **as_before, **settings)
     except SubquadError as error:
         raise SubquadError(f"{path} does not fit this {type(teacher).__name__}: {error}") from None
     if conversion_of(student).grid != (height, width, prefix):

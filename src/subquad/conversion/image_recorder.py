@@ -1,4 +1,4 @@
-"""Where tokens stand whose patches no module cuts: by the image that a part is handed.
+"""Where tokens stand whose patches no module cuts: by the image, or the map, that a part is handed.
 
 Networks of one's own often cut patches by `unfold`, by einops' function or by reshaping, for a linear layer. Then no
 module gives a map: the part that does it is listened to, in front, and how large patches are is known from elsewhere.
@@ -6,10 +6,12 @@ module gives a map: the part that does it is listened to, in front, and how larg
 
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from subquad.conversion.checkpointed_calls import first_tensor
 from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.sketched_calls import MAKERS
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
@@ -46,3 +48,27 @@ class ImageRecorder(GridRecorder):
             sides = [f"{y}×{x}" for y, x in (image.shape[-2:], self.patch)]
             raise SubquadError(f"images of {sides[0]} px hold no patch of {sides[1]}")
         self.record(TokenGrid(height, width))
+
+
+class SurroundingRecorder(ImageRecorder):
+    """Listens to several parts of a network of several maps, each handed the map on which the tokens within it stand.
+
+    To what gives a map, as a convolution in front of tokens that nothing else surrounds, it listens behind.
+    """
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__(prefix, (1, 1))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"prefix": self.prefix}
+
+    def hook_onto(self, module: nn.Module) -> RemovableHandle:
+        if isinstance(module, MAKERS):
+            return module.register_forward_hook(self)
+        return super().hook_onto(module)
+
+    def __call__(self, module: Any, arguments: Any, behind: Any) -> None:
+        if isinstance(module, MAKERS):
+            super().__call__(module, (behind,), {})
+        else:
+            super().__call__(module, arguments, behind)

@@ -75,7 +75,7 @@ def paired_maps(student: nn.Module, teacher: nn.Module, images: Tensor, config: 
     height, width, prefix = conversion.grid
     if (tokens := height * width + prefix) > MOST_TOKENS:
         return PairedMaps(without=f"Weights of {tokens} tokens are not formed: at most of {MOST_TOKENS}.")
-    as_softmax = convert(teacher, "softmax", blocks=numbers, img_size=conversion.img_size, prefix=conversion.prefix)
+    as_softmax = convert(teacher, "softmax", blocks=numbers, **conversion.made_by)
     looks = {"student": [_looks(student, image[None], chosen) for image in images]}
     if not _same(as_softmax, teacher, images[:1]):
         without = "The teacher's own attention is no softmax over the whole map, and is not shown."

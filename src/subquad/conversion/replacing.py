@@ -13,6 +13,7 @@ from subquad.besides import Network
 from subquad.conversion.checkpointed_calls import listen_to_calls
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.copied_calls import calls_of
+from subquad.conversion.example_calls import as_outline, of_outline
 from subquad.conversion.grid_recorder import listen, stop_listening
 from subquad.conversion.towers import Layer, Tower, find_tower, other_towers
 from subquad.copying import copied, refuse_held_forwards
@@ -40,6 +41,7 @@ class Conversion:
         teacher: the digest of the network's weights before it was converted.
         embedding, resizing: paths of the modules that know where tokens stand: the first one, and in pyramids those
             that lead to each further map.
+        given: the outline of what was given, see `example_calls.py`; None where that was nothing.
         creations: the arguments that made the network, or parts of it that hold replaced layers, by their paths; ""
             is the whole.
     """
@@ -55,6 +57,13 @@ class Conversion:
     prefix: int | None
     creations: dict[str, dict[str, Any]] = field(default_factory=dict)
     resizing: tuple[str, ...] = ()
+    given: dict[str, Any] | None = None
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """The arguments besides mechanisms that make a network like it of its teacher."""
+        given = None if self.given is None else of_outline(self.given)
+        return {"img_size": self.img_size, "prefix": self.prefix, "given": given}
 
     def as_note(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -75,6 +84,7 @@ def convert(
     blocks: Sequence[int] | None = None,
     img_size: int | tuple[int, ...] | None = None,
     prefix: int | None = None,
+    given: Mapping[str, Any] | None = None,
     in_place: bool = False,
     **settings: Any,
 ) -> Network:
@@ -97,6 +107,8 @@ def convert(
         img_size: pixels, or (height, width), of volumes (depth, height, width), that position parameters are made for;
             by default the size that the network says it is made for. Other sizes work.
         prefix: tokens in front of the map; counted if left out.
+        given: the arguments of a call of the network, by name, where it takes more than images, as a U-Net that takes
+            a time: by these it is run, without changing it, to see on which map the tokens of each layer stand.
         in_place: change `model` itself instead of a copy. Converted layers have parameters of their own: an optimizer
             that was made before goes on with those of the old ones.
         settings: of the mechanisms.
@@ -111,7 +123,7 @@ def convert(
         # whether a mechanism can be spread is seen where a network is
         raise SubquadError("this network's tokens are spread over processes: convert it first, and split it then")
     size = None if img_size is None else sides_of_images(img_size)
-    tower = find_tower(model, img_size=size, prefix=prefix)
+    tower = find_tower(model, img_size=size, prefix=prefix, given=given)
     _check_weights_are_there(model)
     names = _by_block(tower, attention, blocks)
     chosen = parse_blocks(list(names.values()), [len(names)])
@@ -151,6 +163,7 @@ def convert(
         prefix=prefix,
         creations=_creations(model, made),
         resizing=tower.resizing,
+        given=None if given is None else as_outline(given),
     )
     noted: Any = model
     noted.subquad_conversion = conversion
@@ -434,9 +447,9 @@ def _creations(model: nn.Module, replaced: Iterable[str]) -> dict[str, dict[str,
 def _calls(model: nn.Module, tower: Tower, layers: Iterable[Layer]) -> dict[str, dict[str, Any]]:
     """For layers that ask for it: what they are handed where the network is run, and what went wrong."""
     asking = [layer.path for layer in layers if layer.known is not None and layer.known.asks_for_calls]
-    if not asking or tower.image is None:
+    if not asking or tower.example is None:
         return {}
-    calls, wrong = calls_of(model, asking, tower.image)
+    calls, wrong = calls_of(model, asking, tower.example)
     return {path: {"call": calls.get(path), "wrong": wrong} for path in asking}
 
 

@@ -10,24 +10,28 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
+from subquad.conversion.example_calls import Example
 from subquad.errors import SubquadError, reason_without_path
 from subquad.grid import TokenGrid
+
+MAKERS = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
+"""What gives maps (b, c, y, x)."""
 
 IMAGES = 2
 """In a call without numbers: of a single image norms of batches have nothing to say in training."""
 
 
 def maps_of_calls(
-    network: nn.Module, layers: Mapping[str, Callable[[Tensor], TokenGrid]], image: tuple[int, int, int]
+    network: nn.Module, layers: Mapping[str, Callable[[Tensor], TokenGrid]], example: Example
 ) -> dict[str, TokenGrid]:
     """Where the tokens of layers stand that are handed maps: what each says of the first that reaches it, if one does.
 
     The network is run for that, without numbers, whatever makes the maps.
 
     Args:
-        network: which takes images.
+        network: which takes what the example is of.
         layers: what says it, by paths below the network.
-        image: (channels, height, width).
+        example: of a call.
 
     Raises:
         SubquadError: the network can't be run so, or calls none of them.
@@ -41,15 +45,15 @@ def maps_of_calls(
         return hook
 
     run_sketched(
-        network, image, [network.get_submodule(path).register_forward_pre_hook(seen_at(path)) for path in layers]
+        network, example, [network.get_submodule(path).register_forward_pre_hook(seen_at(path)) for path in layers]
     )
     if not seen:
         raise SubquadError(f"{next(iter(layers))} is not called where a {type(network).__name__} is run for images")
     return seen
 
 
-def run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Iterable[RemovableHandle]) -> None:
-    """Run a network for images (channels, height, width), without numbers, and take the hooks away that hear of it.
+def run_sketched(network: nn.Module, example: Example, handles: Iterable[RemovableHandle]) -> None:
+    """Run a network for an example, without numbers, and take the hooks away that hear of it.
 
     What its code sets on its modules is set back.
 
@@ -59,16 +63,16 @@ def run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Itera
     before = [(part, dict(vars(part))) for part in network.modules()]
     try:
         try:
-            _run_on(network, image, lambda one: one.detach().to("meta"))
+            _run_on(network, example, lambda one: one.detach().to("meta"))
         except Exception:
             # tensors that are neither parameters nor buffers stay where they are, and do not go with those
             _set_back(before)
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                _run_on(network, image, mode.from_tensor)
+                _run_on(network, example, mode.from_tensor)
     except Exception as error:
         raise SubquadError(
-            f"a {type(network).__name__} can't be run for images of {image[1]}×{image[2]} px, to see where its tokens "
-            f"stand: {reason_without_path(error)[:200]}; if it is made for others, give img_size"
+            f"a {type(network).__name__} can't be run for {example}, to see where its tokens stand: "
+            f"{reason_without_path(error)[:200]}; {_what_else(example)}"
         ) from None
     finally:
         for handle in handles:
@@ -76,12 +80,20 @@ def run_sketched(network: nn.Module, image: tuple[int, int, int], handles: Itera
         _set_back(before)
 
 
-def _run_on(network: nn.Module, image: tuple[int, int, int], without_numbers: Callable[[Tensor], Tensor]) -> None:
+def _what_else(example: Example) -> str:
+    if example.given is not None:
+        return "give what a call of it takes, by name"
+    return "if it is made for others, give img_size, and if it takes more than images, what a call takes by `given`"
+
+
+def _run_on(network: nn.Module, example: Example, without_numbers: Callable[[Tensor], Tensor]) -> None:
     tensors = chain(network.named_parameters(), network.named_buffers())
     state = {name: without_numbers(one) for name, one in tensors}
     like = next((one for one in state.values() if one.is_floating_point()), torch.empty(0, device="meta"))
     with torch.no_grad():
-        functional_call(network, state, (torch.empty(IMAGES, *image, dtype=like.dtype, device=like.device),))
+        sizes = example.call(IMAGES, torch.empty(0, dtype=like.dtype, device="meta"))
+        call = sizes.with_tensors(lambda one: torch.empty_like(one, device=like.device))
+        functional_call(network, state, call.args, call.kwargs)
 
 
 def _set_back(attributes: Iterable[tuple[nn.Module, dict[str, Any]]]) -> None:

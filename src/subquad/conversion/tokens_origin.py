@@ -1,13 +1,15 @@
 """What tokens come from in a network of anybody's code: the last map in front of its attention layers, and which way.
 
 A call without numbers shows of which map the tokens are as many, whatever makes it; a call with numbers, whether they
-stand row by row: of a place that is changed, the token changes most that should stand there.
+stand row by row: of a place that is changed, the token changes most that should stand there. In networks of several
+maps, as U-Nets, each layer has its own: the one that is handed to what stands around it, else the last one in front.
 
 Letters: b batch, c channels, n tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +17,13 @@ from torch import Tensor, nn
 
 from subquad.conversion.checkpointed_calls import first_tensor
 from subquad.conversion.copied_calls import EnoughSeenError, run_copied
-from subquad.conversion.sketched_calls import IMAGES, run_sketched
+from subquad.conversion.example_calls import Example
+from subquad.conversion.sketched_calls import IMAGES, MAKERS, run_sketched
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
-MAKERS = nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d
-"""What gives maps (b, c, y, x)."""
+Way = Callable[[Tensor], TokenGrid]
+"""What says where the tokens of a map stand that a layer is called with."""
 
 
 MOST_IN_FRONT = 16
@@ -32,7 +35,8 @@ class Origin:
     """What a layer's tokens come from.
 
     Attributes:
-        path: of the convolution or pooling that gives a map, or of the part that is handed what patches are cut of.
+        path: of the convolution or pooling that gives a map, or of the part that is handed what patches are cut of;
+            the layer's own where that is handed a map itself.
         grid: of the tokens, those in front included.
         patch: (height, width) of patches that code without a module cuts for a linear layer; None behind a map.
     """
@@ -42,16 +46,16 @@ class Origin:
     patch: tuple[int, int] | None = None
 
 
-def origins_of_tokens(network: nn.Module, layer: str, image: tuple[int, int, int], prefix: int) -> list[Origin]:
+def origins_of_tokens(network: nn.Module, layer: str, example: Example, prefix: int) -> list[Origin]:
     """The last map before a layer is called that has a place for each of its tokens; of patches all that may be cut.
 
     The network is run for that, without numbers: so the way from an image to tokens may be any. A map is what a
     convolution or a pooling gives, or the patches that a linear layer is handed.
 
     Args:
-        network: which takes images.
+        network: which takes what the example is of.
         layer: its path.
-        image: (channels, height, width).
+        example: of a call.
         prefix: tokens in front of the map.
 
     Returns:
@@ -60,36 +64,97 @@ def origins_of_tokens(network: nn.Module, layer: str, image: tuple[int, int, int
     Raises:
         SubquadError: the network can't be run so, or has a few tokens more than places.
     """
-    sketch = _Sketch(layer, prefix)
+    seen = _sketched(network, {layer: None}, example, prefix).get(layer)
+    return [] if seen is None else seen.maps_in_front(layer)
+
+
+def origins_of_layers(
+    network: nn.Module, layers: Mapping[str, Way | None], example: Example, prefix: int
+) -> dict[str, Origin]:
+    """What the tokens of each of some layers come from, as far as the layers are called; see `origins_of_tokens`.
+
+    Args:
+        network: which takes what the example is of.
+        layers: for each, by its path, what says where the tokens of a call stand, if it is handed maps.
+        example: of a call.
+        prefix: tokens in front of each map.
+
+    Raises:
+        SubquadError: the network can't be run so, or one of these has tokens that no map has a place for.
+    """
+    found = {}
+    for layer, seen in _sketched(network, layers, example, prefix).items():
+        if seen.map is not None:
+            found[layer] = Origin(layer, seen.map)
+        elif origins := seen.around or seen.maps_in_front(layer):
+            found[layer] = origins[0]
+        else:
+            raise SubquadError(
+                f"{layer} is called with {seen.count} tokens, and no map in front of it has as many places: leave its "
+                "block out of `blocks`, or register a family (docs/convert.md)"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is heard of the first call of a layer.
+
+    Attributes:
+        count: of its tokens.
+        map: where they stand, if it is handed a map.
+        maps: what was in front of it, the last one last, with all cuts of each.
+        around: of the maps with as many places, those that are handed to what stands around it, the innermost first.
+        prefix: tokens in front of each.
+    """
+
+    count: int
+    map: TokenGrid | None
+    maps: tuple[list[Origin], ...]
+    around: tuple[Origin, ...]
+    prefix: int
+
+    def maps_in_front(self, layer: str) -> list[Origin]:
+        """The last map with a place for each token; raises a SubquadError where there are a few tokens more."""
+        if found := self._with(0):
+            return found
+        for more in range(1, MOST_IN_FRONT + 1):
+            if around := self._with(more):
+                raise SubquadError(
+                    f"{layer} is called with {self.count} tokens, and its map has {around[0].grid.num_places} places: "
+                    f"give prefix={self.prefix + more} if the others stand in front of it"
+                )
+        return []
+
+    def _with(self, more: int) -> list[Origin]:
+        """The last map of which the layer has so many more tokens than `prefix` and its places."""
+        fitting = ([one for one in map_ if one.grid.num_tokens + more == self.count] for map_ in reversed(self.maps))
+        return next(filter(None, fitting), [])
+
+
+def _sketched(network: nn.Module, layers: Mapping[str, Way | None], example: Example, prefix: int) -> dict[str, _Seen]:
+    """What is heard of the layers where a network is run for an example, without numbers."""
+    sketch = _Sketch(layers, prefix)
     handles = []
     for path, part in network.named_modules():
         handles.append(part.register_forward_pre_hook(sketch.enters(path), with_kwargs=True))
         handles.append(part.register_forward_hook(sketch.leaves(path)))
-    run_sketched(network, image, handles)
-    if found := sketch.maps_with(0):
-        return found
-    for more in range(1, MOST_IN_FRONT + 1):
-        if around := sketch.maps_with(more):
-            raise SubquadError(
-                f"{layer} is called with {sketch.count} tokens, and its map has {around[0].grid.num_places} places: "
-                f"give prefix={prefix + more} if the others stand in front of it"
-            )
-    return []
+    run_sketched(network, example, handles)
+    return sketch.seen
 
 
 class _Sketch:
-    """What is heard of a call: the maps in front of a layer, and how many tokens that is handed."""
+    """What is heard of a call: the maps in front of some layers, and what these are handed."""
 
-    def __init__(self, layer: str, prefix: int) -> None:
-        self.layer, self.prefix = layer, prefix
+    def __init__(self, layers: Mapping[str, Way | None], prefix: int) -> None:
+        self.layers, self.prefix = layers, prefix
+        self.seen: dict[str, _Seen] = {}
         self.maps: list[list[Origin]] = []
-        self.count: int | None = None
         self._handed: list[tuple[str, torch.Size]] = []
 
-    def maps_with(self, more: int) -> list[Origin]:
-        """The last map of which the layer has so many more tokens than `prefix` and its places."""
-        fitting = ([one for one in map_ if one.grid.num_tokens + more == self.count] for map_ in reversed(self.maps))
-        return next(filter(None, fitting), [])
+    @property
+    def _has_all(self) -> bool:
+        return len(self.seen) == len(self.layers)
 
     def enters(self, path: str) -> Any:
         def hook(module: nn.Module, arguments: Any, named: Any) -> None:
@@ -97,13 +162,13 @@ class _Sketch:
             if not path:
                 # a call that failed on its way is made once more
                 self._handed.clear()
-            if x is None or self.count is not None:
+            if x is None or self._has_all:
                 return
+            if path in self.layers and x.dim() in (3, 4):
+                self.seen.setdefault(path, self._seen(path, x))
             if x.dim() == 4:
                 self._handed.append((path, x.shape))
-            elif x.dim() == 3 and path == self.layer:
-                self.count = _tokens_in(x)
-            elif x.dim() == 3 and isinstance(module, nn.Linear) and self._handed:
+            elif x.dim() == 3 and isinstance(module, nn.Linear) and self._handed and path not in self.layers:
                 holder, (_, channels, *sides) = self._handed[-1]
                 cuts = _cuts(sides, module.in_features / channels)
                 self.maps.append([Origin(holder, self._grid(*map_), patch) for map_, patch in cuts])
@@ -114,10 +179,18 @@ class _Sketch:
         def hook(module: nn.Module, arguments: Any, given: Any) -> None:
             if self._handed and self._handed[-1][0] == path:
                 self._handed.pop()
-            if self.count is None and isinstance(module, MAKERS) and isinstance(given, Tensor) and given.dim() == 4:
+            if not self._has_all and isinstance(module, MAKERS) and isinstance(given, Tensor) and given.dim() == 4:
                 self.maps.append([Origin(path, self._grid(*given.shape[-2:]))])
 
         return hook
+
+    def _seen(self, path: str, x: Tensor) -> _Seen:
+        way = self.layers[path]
+        map_ = None if way is None else way(x)
+        count = _tokens_in(x) if map_ is None else int(map_.num_places)
+        around = [Origin(one, self._grid(*shape[2:]), (1, 1)) for one, shape in reversed(self._handed)]
+        fitting = tuple(one for one in around if one.grid.num_tokens == count and path.startswith(f"{one.path}."))
+        return _Seen(count, map_, tuple(self.maps), fitting, self.prefix)
 
     def _grid(self, height: int, width: int) -> TokenGrid:
         return TokenGrid(height, width, self.prefix)
@@ -140,37 +213,42 @@ PROBED = 5
 """Places that are changed."""
 
 
-def chosen_origin(network: nn.Module, origins: Sequence[Origin], layer: str, image: tuple[int, int, int]) -> Origin:
+def chosen_origin(network: nn.Module, origins: Sequence[Origin], layer: str, example: Example) -> Origin:
     """That on which a layer's tokens stand row by row, or the first where that is not known.
 
     The network is run for it, up to the layer, for images of random numbers that differ in one place each. Of networks
     that can't be copied or have no numbers yet, and behind other modules, it is not known.
 
     Args:
-        network: which takes images.
+        network: which takes what the example is of.
         origins: of which the layer's tokens may be.
         layer: its path.
-        image: (channels, height, width).
+        example: of a call.
 
     Raises:
         SubquadError: they stand so on none.
     """
     refusals = []
     for origin in origins:
-        refusal = _refusal(network, origin, layer, image)
+        refusal = _refusal(network, origin, layer, example)
         if refusal is None:
             return origin
         refusals.append(refusal)
     raise refusals[0]
 
 
-def _refusal(network: nn.Module, origin: Origin, layer: str, image: tuple[int, int, int]) -> SubquadError | None:
+def _refusal(network: nn.Module, origin: Origin, layer: str, example: Example) -> SubquadError | None:
     """What is to be said where tokens do not stand row by row on a map."""
-    places = _some_places(origin.grid)
     handed = None
     if origin.patch is not None or isinstance(network.get_submodule(origin.path), MAKERS):
-        handed = _tokens_of_changed(network, origin, layer, image, places)
-    if handed is None or handed.shape[1] != origin.grid.num_tokens:
+        handed = _tokens_of_changed(network, origin, layer, example, _some_places(origin.grid))
+    return None if handed is None else _refusal_of(network, origin, layer, handed)
+
+
+def _refusal_of(network: nn.Module, origin: Origin, layer: str, handed: Tensor) -> SubquadError | None:
+    """The same of tokens (b, n, c) of a map as it is, and of those of which `_some_places` are changed each."""
+    places = _some_places(origin.grid)
+    if handed.shape[1] != origin.grid.num_tokens:
         # of other numbers of tokens the first call says so
         return None
     changes = (handed[1:] - handed[:1]).float().square().sum(dim=-1)
@@ -191,28 +269,98 @@ def _some_places(grid: TokenGrid) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(0, 0), (0, width - 1), (height - 1, 0), *drawn]))
 
 
+def check_rows(network: nn.Module, origins: Mapping[str, Origin], example: Example) -> None:
+    """Raise where tokens of one of some layers do not stand row by row on its map, as far as that is known.
+
+    The network is run once for all of them, see `chosen_origin`: at each map what its places were changed to further
+    in front is forgotten.
+
+    Args:
+        network: which takes what the example is of.
+        origins: for each layer, by its path.
+        example: of a call.
+
+    Raises:
+        SubquadError: they do not.
+    """
+    apart = {layer: origin for layer, origin in origins.items() if origin.path != layer}
+    for layer, handed in _tokens_behind(network, apart, example).items():
+        if (refusal := _refusal_of(network, apart[layer], layer, handed)) is not None:
+            raise refusal
+
+
+def _tokens_behind(network: nn.Module, origins: Mapping[str, Origin], example: Example) -> dict[str, Tensor]:
+    """Tokens (b, n, c) of each layer, of an example as it is, and of some of which a place of the layer's map differs.
+
+    Those of a few layers, or of none, where the network can't be run so.
+    """
+    places = {one.path: _some_places(one.grid) for one in origins.values()}
+    most = max((len(some) for some in places.values()), default=0)
+    handed: dict[str, Tensor] = {}
+
+    def listen(twin: nn.Module) -> None:
+        for origin in {one.path: one for one in origins.values()}.values():
+            _hook_change(twin, origin, partial(_changed_of_first, places=places[origin.path]))
+        for layer in origins:
+            twin.get_submodule(layer).register_forward_pre_hook(reached(layer), with_kwargs=True)
+
+    def reached(layer: str) -> Any:
+        def hook(module: nn.Module, arguments: Any, named: Any) -> None:
+            x = first_tensor(arguments, named)
+            if x is not None and layer not in handed:
+                count = len(places[origins[layer].path]) + 1
+                handed[layer] = (x if x.shape[0] == most + 1 else x.transpose(0, 1))[:count]
+            if len(handed) == len(origins):
+                raise EnoughSeenError
+
+        return hook
+
+    if origins:
+        run_copied(network, example, most + 1, listen)
+    return handed
+
+
+def _changed(map_: Tensor, places: Sequence[tuple[int, int]], patch: tuple[int, int] = (1, 1)) -> Tensor:
+    """A batch (b, c, y, x) of which all but the first differ in a place each."""
+    changed = map_.clone()
+    for number, (y, x) in enumerate(places, start=1):
+        part = changed[number, :, y * patch[0] : (y + 1) * patch[0], x * patch[1] : (x + 1) * patch[1]]
+        part += 3 * torch.randn_like(part)
+    return changed
+
+
+def _changed_of_first(map_: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
+    """The same of the first of a batch alone."""
+    return _changed(map_[:1].expand_as(map_), places)
+
+
+def _hook_change(twin: nn.Module, origin: Origin, change: Callable[[Tensor], Tensor]) -> None:
+    """Let a network be run on with the map of an origin changed."""
+
+    def in_front(module: nn.Module, arguments: Any, named: Any) -> Any:
+        if arguments:
+            return (change(arguments[0]), *arguments[1:]), named
+        first = next(iter(named))
+        return arguments, named | {first: change(named[first])}
+
+    def behind(module: nn.Module, arguments: Any, given: Tensor) -> Tensor:
+        return change(given)
+
+    part = twin.get_submodule(origin.path)
+    if origin.patch is None:
+        part.register_forward_hook(behind)
+    else:
+        part.register_forward_pre_hook(in_front, with_kwargs=True)
+
+
 def _tokens_of_changed(
-    network: nn.Module, origin: Origin, layer: str, image: tuple[int, int, int], places: list[tuple[int, int]]
+    network: nn.Module, origin: Origin, layer: str, example: Example, places: list[tuple[int, int]]
 ) -> Tensor | None:
     """Tokens (b, n, c) of an image as it is, and of images of which a place of the map is changed each.
 
     None where the network can't be run so.
     """
     handed: list[Tensor] = []
-
-    def change(map_: Tensor) -> Tensor:
-        height, width = origin.patch or (1, 1)
-        changed = map_.clone()
-        for number, (y, x) in enumerate(places, start=1):
-            part = changed[number, :, y * height : (y + 1) * height, x * width : (x + 1) * width]
-            part += 3 * torch.randn_like(part)
-        return changed
-
-    def in_front(module: nn.Module, arguments: Any, named: Any) -> Any:
-        return (change(arguments[0]), *arguments[1:]), named
-
-    def behind(module: nn.Module, arguments: Any, given: Tensor) -> Tensor:
-        return change(given)
 
     def reached(module: nn.Module, arguments: Any, named: Any) -> None:
         x = first_tensor(arguments, named)
@@ -221,12 +369,8 @@ def _tokens_of_changed(
         raise EnoughSeenError
 
     def listen(twin: nn.Module) -> None:
-        part = twin.get_submodule(origin.path)
-        if origin.patch is None:
-            part.register_forward_hook(behind)
-        else:
-            part.register_forward_pre_hook(in_front, with_kwargs=True)
+        _hook_change(twin, origin, lambda map_: _changed(map_, places, origin.patch or (1, 1)))
         twin.get_submodule(layer).register_forward_pre_hook(reached, with_kwargs=True)
 
-    run_copied(network, image, len(places) + 1, listen)
+    run_copied(network, example, len(places) + 1, listen)
     return handed[0] if handed else None

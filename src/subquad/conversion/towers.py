@@ -1,6 +1,6 @@
 """Where in a foreign network the attention layers stand, and which patch embedding their tokens come from."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -18,14 +18,16 @@ from subquad.conversion.attention_layers import (
     ways_to_maps,
 )
 from subquad.conversion.converted_attention import ConvertedAttention, is_quadratic
+from subquad.conversion.example_calls import Example, check_given
 from subquad.conversion.families import converted_class
+from subquad.conversion.families.diffusers_unets import example_of
 from subquad.conversion.families.twins import OF_LIBRARIES
 from subquad.conversion.grid_recorder import GridRecorder, is_called
-from subquad.conversion.image_recorder import ImageRecorder
+from subquad.conversion.image_recorder import ImageRecorder, SurroundingRecorder
 from subquad.conversion.patch_embeddings import count_prefix, find_embedding, map_behind, reckons, root_of, stem_of
 from subquad.conversion.pyramids import grids_of_layers, holder_of, in_common, resizing_behind, stage_of
 from subquad.conversion.sketched_calls import maps_of_calls
-from subquad.conversion.tokens_origin import Origin, chosen_origin, origins_of_tokens
+from subquad.conversion.tokens_origin import Origin, check_rows, chosen_origin, origins_of_layers, origins_of_tokens
 from subquad.errors import SubquadError, network_within
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
@@ -49,7 +51,7 @@ class Tower:
         recorder: what listens to the embedding.
         resizing: paths of the convolutions behind it that lead from stage to stage, to which it listens as well.
         patch: (height, width) of the patches that the part at `embedding` cuts, where it is no module that shows it.
-        image: (channels, height, width) that a network of anybody's code may be run for, to see what layers are handed.
+        example: what a network of anybody's code may be run for, to see what layers are handed.
     """
 
     embedding: str
@@ -59,7 +61,7 @@ class Tower:
     recorder: type[GridRecorder] = GridRecorder
     resizing: tuple[str, ...] = ()
     patch: tuple[int, int] | None = None
-    image: tuple[int, ...] | None = None
+    example: Example | None = None
 
     def make_recorder(self) -> GridRecorder:
         """One that listens to the embedding, for all layers."""
@@ -95,7 +97,13 @@ NOT_TAKEN = {
 """Networks whose layers are known, while their tokens stand otherwise than elsewhere, and why they are refused."""
 
 
-def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, prefix: int | None = None) -> Tower:
+def find_tower(
+    model: nn.Module,
+    *,
+    img_size: tuple[int, ...] | None = None,
+    prefix: int | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Tower:
     """The vision tower of a network: its last patch embedding's attention layers.
 
     Args:
@@ -103,6 +111,7 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
         img_size: (height, width) that position parameters are made for, of a volume (depth, height, width); what the
             network says of itself if left out.
         prefix: tokens in front of the map; counted by the embedding's parameters if left out.
+        given: the arguments of a call by name, of a network that takes more than images.
 
     Raises:
         SubquadError: there is no patch embedding, or there are no attention layers in blocks behind it, or all are of
@@ -124,6 +133,14 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
             return _own_tower(module, path, modules, _within(img_size, 2))
     _refuse_by_name(modules)
     refuse_unknown("", modules)
+    if given is not None:
+        check_given(given)
+        _refuse_given_in_vain(model, modules, img_size)
+        return _by_a_call(model, modules, Example(given=given), prefix)
+    if (example := example_of(model, _within(img_size, 2))) is not None:
+        return _by_a_call(model, modules, example, prefix)
+    if _hands_maps(modules):
+        return _by_a_call(model, modules, _example_of(model, img_size), prefix)
     try:
         path, recorder = find_embedding(modules)
     except SubquadError as error:
@@ -167,11 +184,13 @@ def find_tower(model: nn.Module, *, img_size: tuple[int, ...] | None = None, pre
             f"maps of {type(holder).__name__} have the sizes that it is made for: leave img_size out, and call "
             "set_input_size on the network instead"
         )
-    image = None
+    example = None
     if _may_be_asked([layer.path for layer in layers], modules):
-        image = (image_channels(model), size[0], size[1])
-        chosen_origin(model, [Origin(stem[-1], grid)], layers[0].path, image)
-    return Tower(stem[-1], grid, layers, host_of(layers), recorder, image=image)
+        example = Example((image_channels(model), size[0], size[1]))
+        if (found := _on_several_maps(model, modules, example, prefix)) is not None:
+            return found
+        chosen_origin(model, [Origin(stem[-1], grid)], layers[0].path, example)
+    return Tower(stem[-1], grid, layers, host_of(layers), recorder, example=example)
 
 
 def other_towers(model: nn.Module, tower: Tower) -> list[str]:
@@ -240,14 +259,14 @@ def _of_maps(
 ) -> Tower:
     """A network whose layers are handed maps: these are their grids, whatever stands in front of them."""
     height, width = size
-    image = (image_channels(modules[root]), height, width)
+    example = Example((image_channels(modules[root]), height, width))
     try:
-        standing = _maps_within(root, modules, image, ways)
+        standing = _maps_within(root, modules, example, ways)
     except SubquadError:
         # a part may be handed something else than images, by what stands around it
         if not root:
             raise
-        standing = _maps_within("", modules, image, ways)
+        standing = _maps_within("", modules, example, ways)
     layers = tuple(layers_below(root, modules, next(iter(standing.values())), standing))
     return Tower(root, layers[0].grid, layers, host_of(layers), recorder)
 
@@ -255,12 +274,12 @@ def _of_maps(
 def _maps_within(
     root: str,
     modules: dict[str, nn.Module],
-    image: tuple[int, int, int],
+    example: Example,
     ways: dict[str, Callable[[Tensor], TokenGrid]],
 ) -> dict[str, TokenGrid]:
     """Where the tokens of layers stand where the part at `root` is called for images."""
     within = len(root) + 1 if root else 0
-    seen = maps_of_calls(modules[root], {path[within:]: way for path, way in ways.items()}, image)
+    seen = maps_of_calls(modules[root], {path[within:]: way for path, way in ways.items()}, example)
     # what is called in training alone stands where the layer in front of it does: calls say where
     return {path: seen[path[within:]] for path in ways if path[within:] in seen}
 
@@ -290,24 +309,113 @@ def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, p
     paths = list(paths_of_layers("", modules))
     if not _may_be_asked(paths, modules):
         return None
+    example = _example_of(model, img_size)
+    prefix = _prefix_of(paths, modules) if prefix is None else prefix
+    if (several := _on_several_maps(model, modules, example, prefix)) is not None:
+        return several
+    origins = origins_of_tokens(model, paths[0], example, prefix)
+    if not origins:
+        return None
+    found = chosen_origin(model, origins, paths[0], example)
+    layers = tuple(layers_below("", modules, found.grid))
+    return Tower(found.path, found.grid, layers, host_of(layers), patch=found.patch, example=example)
+
+
+def _example_of(model: Any, img_size: Any) -> Example:
+    """Images of the size that is asked for, or that a network says it is made for."""
     size = _within(img_size, 2) or _size_of(model, model)
     if size is None:
         raise SubquadError(
             f"a {type(model).__name__} has no patch embedding, a convolution whose stride is its kernel's size, and "
             "does not say which images it is made for: give img_size, for a call to show where its tokens stand"
         )
-    if prefix is None:
-        # of the part that holds the blocks, or of what holds that
-        parts = in_common(paths)
-        holders = (modules[".".join(parts[:length])] for length in range(len(parts), -1, -1))
-        prefix = next((count for one in holders if (count := count_prefix(one, None))), 0)
-    image = (image_channels(model), size[0], size[1])
-    origins = origins_of_tokens(model, paths[0], image, prefix)
-    if not origins:
+    return Example((image_channels(model), size[0], size[1]))
+
+
+def _prefix_of(layers: Iterable[str], modules: dict[str, nn.Module]) -> int:
+    """Tokens in front of a map, as the part that holds the blocks says it, or what holds that."""
+    parts = in_common(layers)
+    holders = (modules[".".join(parts[:length])] for length in range(len(parts), -1, -1))
+    return next((count for one in holders if (count := count_prefix(one, None))), 0)
+
+
+def _hands_maps(modules: dict[str, nn.Module]) -> bool:
+    """Whether layers of a network of anybody's code are handed maps."""
+    paths = list(paths_of_layers("", modules))
+    families = (converted_class(modules[path]) for path in paths)
+    return any(one is not None and one.is_handed_maps and one.is_anybodys for one in families)
+
+
+def _refuse_given_in_vain(model: Any, modules: dict[str, nn.Module], img_size: Any) -> None:
+    """Raise where a call shows nothing that is not known, or a size stands beside it."""
+    if img_size is not None:
+        raise SubquadError("what is given has its sizes: leave img_size out")
+    if type(model).__module__.partition(".")[0] in LIBRARIES:
+        try:
+            path, _ = find_embedding(modules)
+        except SubquadError:
+            return
+        raise SubquadError(
+            f"where tokens of a {type(model).__name__} stand is known, by its {path}: leave `given` out, and say "
+            "img_size if it is to be another"
+        )
+
+
+def _on_several_maps(
+    model: nn.Module, modules: dict[str, nn.Module], example: Example, prefix: int | None
+) -> Tower | None:
+    """The tower of a network whose layers have tokens of several maps, as those of stages; None where all are alike."""
+    paths = list(paths_of_layers("", modules))
+    prefix = _prefix_of(paths, modules) if prefix is None else prefix
+    try:
+        origins = origins_of_layers(model, _ways(paths, modules), example, prefix)
+    except SubquadError:
+        # what a call can't show, others may know
         return None
-    found = chosen_origin(model, origins, paths[0], image)
-    layers = tuple(layers_below("", modules, found.grid))
-    return Tower(found.path, found.grid, layers, host_of(layers), patch=found.patch, image=image)
+    if len({origin.grid for origin in origins.values()}) < 2:
+        return None
+    return _tower_of(model, modules, origins, example)
+
+
+def _by_a_call(model: nn.Module, modules: dict[str, nn.Module], example: Example, prefix: int | None) -> Tower:
+    """The tower of a network of which a call shows on which map the tokens of each layer stand.
+
+    Raises:
+        SubquadError: it does not.
+    """
+    paths = list(paths_of_layers("", modules))
+    prefix = _prefix_of(paths, modules) if prefix is None else prefix
+    origins = origins_of_layers(model, _ways(paths, modules), example, prefix)
+    if not origins:
+        first = paths[0] if paths else "no attention layer"
+        raise SubquadError(f"{first} is not called where a {type(model).__name__} is run for {example}")
+    return _tower_of(model, modules, origins, example)
+
+
+def _ways(paths: Iterable[str], modules: dict[str, nn.Module]) -> dict[str, Callable[[Tensor], TokenGrid] | None]:
+    """For each layer that is known what says where the tokens of a map stand that it is handed, if it is."""
+    families = {path: converted_class(modules[path]) for path in paths}
+    return {
+        path: one.way_to_map(modules[path]) if one.is_handed_maps else None
+        for path, one in families.items()
+        if one is not None
+    }
+
+
+def _tower_of(
+    model: nn.Module, modules: dict[str, nn.Module], origins: Mapping[str, Origin], example: Example
+) -> Tower:
+    """That of layers whose tokens come from several maps."""
+    if type(model).__module__.partition(".")[0] not in LIBRARIES:
+        check_rows(model, origins, example)
+    standing = {path: origin.grid for path, origin in origins.items()}
+    layers = tuple(layers_below("", modules, next(iter(standing.values())), standing))
+    apart = {origin.path: origin for path, origin in origins.items() if origin.path != path}
+    if not apart:
+        listener = next(layer.known.listener for layer in layers if layer.path in origins and layer.known)
+        return Tower("", layers[0].grid, layers, host_of(layers), listener, example=example)
+    first, *others = apart
+    return Tower(first, apart[first].grid, layers, host_of(layers), SurroundingRecorder, tuple(others), example=example)
 
 
 def _may_be_asked(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:

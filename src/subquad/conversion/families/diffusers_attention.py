@@ -41,6 +41,9 @@ class DiffusersAttention(ConvertedAttention):
     )
     """Processors of diffusers that a layer may have, which compute plain softmax attention."""
 
+    extras: ClassVar[tuple[str, ...]] = EXTRAS
+    """What a layer may do beside attention, which is not carried over."""
+
     def __init__(self, original: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(original, *args, **kwargs)
         # what networks and pipelines of diffusers look up
@@ -50,7 +53,7 @@ class DiffusersAttention(ConvertedAttention):
 
     def check(self, original: Any) -> None:
         self.refuse_patched(original)
-        for extra in EXTRAS:
+        for extra in self.extras:
             if getattr(original, extra, None):
                 raise SubquadError(f"it has a {extra}, which a converted layer does not know")
         if original.to_k is None:
@@ -82,8 +85,12 @@ class DiffusersAttention(ConvertedAttention):
         # one class of diffusers is called in as many ways as it has processors
         if cls is not DiffusersAttention:
             return cls
-        kind = type(original.processor).__name__
-        return next((one for one in _derived_from(cls) if kind in vars(one).get("processors", ())), cls)
+        return next((one for one in _derived_from(cls) if one.fits(original)), cls)
+
+    @classmethod
+    def fits(cls, original: Any) -> bool:
+        """Whether layers with the processor of this one are this class's own."""
+        return type(original.processor).__name__ in vars(cls).get("processors", ())
 
     @classmethod
     def is_self_attention(cls, original: Any, block: Any, path: str) -> bool:

@@ -21,6 +21,7 @@ from torch import nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.families.proven_attention import ProvenAttention
+from subquad.conversion.families.proven_maps import stands_for_maps
 from subquad.conversion.families.proven_reducing import stands_for_reducing
 from subquad.conversion.families.proven_turning import stands_for_turning
 from subquad.conversion.families.proven_windows import stands_for_windows
@@ -102,7 +103,7 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
         return turning
     if reading_of(layer) is not None:
         return ProvenAttention
-    return stands_for_reducing(layer) or stands_for_windows(layer)
+    return stands_for_reducing(layer) or stands_for_windows(layer) or stands_for_maps(layer)
 
 
 def standing_for(name: str) -> type[ConvertedAttention] | None:

@@ -14,31 +14,20 @@ from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
 
 
-class ProvenAttention(ConvertedAttention):
-    """Tokens (b, n, c) to tokens, alone or with what stood beside them; no masks, no positions."""
+class ProvenLayer(ConvertedAttention):
+    """What all have in common that are read, of tokens or of maps; no masks, no positions.
 
-    listener: ClassVar[type[GridRecorder]] = PatchesRecorder
+    Attributes:
+        read_as: what the layer's parts are.
+    """
+
     is_anybodys: ClassVar[bool] = True
+    read_as: Reading
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
-        self.read_as = self.read(original, int(kwargs["grid"].num_tokens))
         super().__init__(original, *args, **kwargs)
         self.usual = usual_arguments(original)
         self.unknown = frozenset(attributes_of(original)) - vars(self).keys() - set(type(self).__dict__)
-
-    def read(self, original: nn.Module, num_tokens: int) -> Reading:
-        """How the layer computes of so many tokens.
-
-        Raises:
-            SubquadError: otherwise than of fewer.
-        """
-        reading = reading_of(original)
-        if reading is None or not holds_at(original, num_tokens):
-            raise SubquadError(
-                f"a {type(original).__name__} computes softmax attention of a few tokens, and something else of "
-                f"{num_tokens}: leave its block out of `blocks`, or register a family (docs/convert.md)"
-            )
-        return reading
 
     def __setattr__(self, name: str, value: Any) -> None:
         # what the layer that stood here may have read in its forward
@@ -60,32 +49,11 @@ class ProvenAttention(ConvertedAttention):
     def sizes(self, original: nn.Module) -> tuple[int, int]:
         return self.read_as.num_heads, self.read_as.width
 
-    def tokens_width(self, original: nn.Module) -> int:
-        first = linear_of(original.get_submodule(self.read_as.projections[0]))
-        assert first is not None
-        return first.in_features
-
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         return ((name, part) for name, part in super().kept(original) if name in self.read_as.parts)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        reading = self.read_as
-        x = self._tokens_of(args, kwargs)
-        tokens = x if reading.norm is None else self.through(reading.norm, x)
-        projected = [self.through(name, tokens) for name in reading.projections]
-        y = self.mixed(reading.heads_of(projected, self), tokens, args, kwargs)
-        y = self.through(reading.proj, y if reading.norm_behind is None else self.through(reading.norm_behind, y))
-        if reading.answers_beside is None:
-            return y
-        return y, *(NO_MAPS if formed else None for formed in reading.answers_beside)
-
-    def mixed(self, heads: Sequence[Tensor], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """What the mechanism makes of queries, keys and values (b, h, n, d) of tokens x (b, n, c), in some call."""
-        q, k, v = heads
-        return self.mix(q, k, v, x)
-
-    def _tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The tokens that a call is about.
+    def tokens_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The tokens, or the map, that a call is about.
 
         Raises:
             SubquadError: it brings more, or other keys than queries.
@@ -104,6 +72,56 @@ class ProvenAttention(ConvertedAttention):
             )
         tokens: Tensor = inputs[0]
         return tokens
+
+
+class ProvenAttention(ProvenLayer):
+    """Tokens (b, n, c) to tokens, alone or with what stood beside them."""
+
+    listener: ClassVar[type[GridRecorder]] = PatchesRecorder
+
+    def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self.read_as = self.read(original, int(kwargs["grid"].num_tokens))
+        super().__init__(original, *args, **kwargs)
+
+    def read(self, original: nn.Module, num_tokens: int) -> Reading:
+        """How the layer computes of so many tokens.
+
+        Raises:
+            SubquadError: otherwise than of fewer.
+        """
+        reading = reading_of(original)
+        if reading is None or not holds_at(original, num_tokens):
+            refuse_number(original, num_tokens)
+        return reading
+
+    def tokens_width(self, original: nn.Module) -> int:
+        first = linear_of(original.get_submodule(self.read_as.projections[0]))
+        assert first is not None
+        return first.in_features
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        reading = self.read_as
+        x = self.tokens_of_call(args, kwargs)
+        tokens = x if reading.norm is None else self.through(reading.norm, x)
+        projected = [self.through(name, tokens) for name in reading.projections]
+        y = self.mixed(reading.heads_of(projected, self), tokens, args, kwargs)
+        y = self.through(reading.proj, y if reading.norm_behind is None else self.through(reading.norm_behind, y))
+        if reading.answers_beside is None:
+            return y
+        return y, *(NO_MAPS if formed else None for formed in reading.answers_beside)
+
+    def mixed(self, heads: Sequence[Tensor], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """What the mechanism makes of queries, keys and values (b, h, n, d) of tokens x (b, n, c), in some call."""
+        q, k, v = heads
+        return self.mix(q, k, v, x)
+
+
+def refuse_number(original: nn.Module, num_tokens: int) -> NoReturn:
+    """Say that a layer computes something else of so many tokens."""
+    raise SubquadError(
+        f"a {type(original).__name__} computes softmax attention of a few tokens, and something else of "
+        f"{num_tokens}: leave its block out of `blocks`, or register a family (docs/convert.md)"
+    )
 
 
 def usual_arguments(layer: nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from subquad.attention.bricks import is_heard
 from subquad.conversion.converted_attention import ConvertedAttention
-from subquad.conversion.copied_calls import Call
+from subquad.conversion.example_calls import Call
 from subquad.conversion.families.asked_turning import Turning, are_alike, are_of_one, asked_keys, turnings, turns
 from subquad.conversion.families.proven_attention import ProvenAttention, is_nothing, usual_arguments
 from subquad.conversion.families.readings import Answered, Reading, Turn, all_readings, computes, parts_of, reading_of
@@ -99,9 +99,9 @@ class ProvenTurning(ProvenAttention):
             turning = replace(turning, heads_alike=False)
         return turning.rotation(keys)
 
-    def _tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def tokens_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if self.turning is None:
-            return super()._tokens_of(args, kwargs)
+            return super().tokens_of_call(args, kwargs)
         given = _beside(self.usual, args, kwargs).keys()
         if given != self.handed or len(args) > len(self.usual):
             now, before = (", ".join(sorted(some)) or "nothing" for some in (given, self.handed))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import isclose
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,16 @@ def linear_of(part: nn.Module | None) -> nn.Linear | None:
     return part if type(part) is nn.Linear else None
 
 
+class Sized(Protocol):
+    """A linear layer, or what else computes of each token alone."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Parts:
     """What a layer has that may be attention.
@@ -129,7 +139,7 @@ class Parts:
         biases: which of `BIASES` it has.
     """
 
-    linear: dict[str, nn.Linear]
+    linear: Mapping[str, Sized]
     norms: tuple[str, ...]
     ways: tuple[tuple[tuple[str, ...], str], ...]
     biases: tuple[str, ...] = ()
@@ -147,30 +157,32 @@ def parts_of(layer: nn.Module, *, with_tables: bool = False) -> Parts | None:
     """
     with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
     linear = {name: one for name, part in with_weights.items() if (one := linear_of(part)) is not None}
-    norms = tuple(name for name, part in with_weights.items() if name not in linear and _is_norm(part))
+    norms = tuple(name for name, part in with_weights.items() if name not in linear and is_norm(part))
     biases = tuple(name for name in BIASES if layer._parameters.get(name) is not None)
     own = [name for name, one in layer._parameters.items() if one is not None]
     # tables of positions, masks and factors are none of softmax attention as it is
-    is_plain = len(linear) + len(norms) == len(with_weights) and len(own) == len(biases) and _is_without_tables(layer)
+    is_plain = len(linear) + len(norms) == len(with_weights) and len(own) == len(biases) and is_without_tables(layer)
     if not (with_tables or is_plain) or len(linear) not in (2, 3, 4) or len(norms) > 4 or "forward" in vars(layer):
         return None
-    ways = tuple(_ways(linear))
+    ways = tuple(ways_of(linear))
     fits = all(getattr(layer, one).shape == (linear[ways[0][1]].in_features,) for one in biases) if ways else False
     return Parts(linear, norms, ways, biases) if fits else None
 
 
-def _is_without_tables(layer: nn.Module) -> bool:
+def is_without_tables(layer: nn.Module) -> bool:
     """Whether all buffers are the zeros that some have in the place of a bias of keys, which moves no softmax."""
     buffers = dict(layer.named_buffers())
     return buffers.keys() <= {"k_bias"} and not any(one.is_meta or one.any() for one in buffers.values())
 
 
-def _is_norm(part: nn.Module) -> bool:
+def is_norm(part: nn.Module) -> bool:
+    """Whether a part has a number for each channel, and no more, as norms do; of maps (1, c, 1, 1), too."""
     weights = list(part.parameters())
-    return not list(part.children()) and all(one.dim() == 1 and len(one) == len(weights[0]) for one in weights)
+    alike = all(one.numel() == max(one.shape, default=0) == weights[0].numel() for one in weights)
+    return not list(part.children()) and alike
 
 
-def _ways(linear: Mapping[str, nn.Linear]) -> Iterator[tuple[tuple[str, ...], str]]:
+def ways_of(linear: Mapping[str, Sized]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Which layers may be those to queries, keys and values, and which the one behind, by their sizes."""
     for *first, last in permutations(linear):
         dim, width = linear[last].in_features, linear[first[0]].in_features
@@ -304,7 +316,7 @@ def _other_scales(layer: nn.Module, reading: Reading) -> list[float]:
 
 def _with_norms(reading: Reading, parts: Parts, layer: nn.Module) -> Iterator[Reading]:
     """The same with its norms where they may stand, by their sizes."""
-    sizes = {name: len(next(layer.get_submodule(name).parameters())) for name in parts.norms}
+    sizes = {name: next(layer.get_submodule(name).parameters()).numel() for name in parts.norms}
     dim = reading.num_heads * reading.width
     places = {None: True} | {name: size == parts.tokens_width for name, size in sizes.items()}
     places_behind = {None: True} | {name: size == dim for name, size in sizes.items()}
@@ -344,11 +356,33 @@ def _answer(reading: Reading, asked: Answered, turn: Turn | None) -> Tensor:
         if (name, reading.norm) not in asked.projected:
             x = asked.x if reading.norm is None else getattr(twin, reading.norm)(asked.x)
             asked.projected[name, reading.norm] = getattr(twin, name)(x)
-    q, k, v = reading.heads_of([asked.projected[name, reading.norm] for name in reading.projections], twin)
+    projected = [asked.projected[name, reading.norm] for name in reading.projections]
+
+    def through(name: str, tokens: Tensor) -> Tensor:
+        given: Tensor = getattr(twin, name)(tokens)
+        return given
+
+    return mixed_as(reading, twin, projected, through, turn)
+
+
+def mixed_as(
+    reading: Reading,
+    twin: Any,
+    projected: Sequence[Tensor],
+    through: Callable[[str, Tensor], Tensor],
+    turn: Turn | None = None,
+) -> Tensor:
+    """What a reading makes of what its projections give, each (b, n, m) or (b, n, p·m): answers (b, n, c).
+
+    Args:
+        reading: by which it is computed.
+        twin: whose parts these are.
+        projected: by each of its projections.
+        through: gives tokens behind the part of a name.
+        turn: what becomes of queries and keys.
+    """
+    q, k, v = reading.heads_of(projected, twin)
     if turn is not None:
         q, k = turn(q), turn(k)
     y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-    if reading.norm_behind is not None:
-        y = getattr(twin, reading.norm_behind)(y)
-    answers: Tensor = getattr(twin, reading.proj)(y)
-    return answers
+    return through(reading.proj, y if reading.norm_behind is None else through(reading.norm_behind, y))

@@ -1,0 +1,326 @@
+"""U-Nets and autoencoders, anybody's and diffusers': attention of maps at several sizes, and what is called beside."""
+
+import pickle
+import warnings
+from copy import deepcopy
+
+import pytest
+import torch
+from foreign_unets import ATTENTION, CHANNELS, OfOneHead, OfPixels, OfTokens, Plain, UNet, unet
+from mechanisms import refuses
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import subquad
+from subquad import ATTENTION as MECHANISMS
+from subquad import SubquadError
+from subquad.conversion import align, conversion_of, converted_layers, distil, load_converted, save_delta
+from subquad.conversion.example_calls import as_outline, of_outline
+from subquad.conversion.families.map_readings import map_reading_of
+from subquad.conversion.towers import find_tower
+
+
+def given(height=16, width=24, batch=2):
+    return {"x": torch.randn(batch, 3, height, width), "time": torch.arange(batch)}
+
+
+def answer(model, call):
+    with torch.no_grad():
+        y = model(**call)
+    return y if isinstance(y, torch.Tensor) else y.sample
+
+
+def off(one, other):
+    return float((one - other).abs().max() / other.abs().max())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ATTENTION)
+def test_with_softmax_they_answer_as_before_at_any_size(name):
+    model = unet(name).double()
+
+    def in_double(*size):
+        call = given(*size)
+        return call | {"x": call["x"].double()}
+
+    student = subquad.convert(model, "softmax", given=in_double())
+    assert len(converted_layers(student)) == 5
+    for size in ((16, 24), (20, 12)):
+        call = in_double(*size)
+        assert off(answer(student, call), answer(model, call)) < 1e-12
+    # one image, and one call after another of another size
+    assert answer(student, {"x": torch.randn(1, 3, 8, 8).double(), "time": torch.ones(1)}).shape == (1, 3, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["pixels", "tokens", "blocks"])
+@pytest.mark.parametrize("attention", MECHANISMS)
+def test_every_mechanism_runs_in_them(name, attention):
+    if refuses(attention, "vit"):
+        pytest.skip("this mechanism has no place in a trained layer")
+    model, call = unet(name), given(20, 12)
+    student = subquad.convert(model, attention, given=given())
+    y = answer(student, call)
+    assert y.isfinite().all()
+    assert attention == "softmax" or off(y, answer(model, call)) > 1e-6
+    assert torch.equal(answer(subquad.restore(student), call), answer(model, call))
+
+
+def test_each_layer_stands_on_the_map_that_reaches_it():
+    for name in ("pixels", "tokens"):
+        tower = find_tower(unet(name), given=given(32, 16))
+        assert [tuple(layer.grid.shape) for layer in tower.layers] == [(16, 8), (8, 4), (8, 4), (16, 8), (8, 4)]
+        student = subquad.convert(unet(name), "focused", given=given(32, 16))
+        assert converted_layers(student)[0].inner.positions.grid.shape == (16, 8)
+
+
+@pytest.mark.parametrize("name", ["pixels", "blocks"])
+def test_students_are_fitted_kept_and_read(name, tmp_path):
+    model = unet(name)
+    student = subquad.convert(model, "focused", blocks=[0, -1], given=given())
+    report = align(student, lambda update: given(batch=4), teacher=model, updates=20)
+    assert all(report.after[number] < report.before[number] for number in (0, 4))
+    distil(student, lambda update: given(batch=4), teacher=model, updates=3)
+    save_delta(student, tmp_path / "mine.safetensors", teacher=model)
+    call = given(12, 20)
+    for again in (
+        load_converted(tmp_path / "mine.safetensors", model),
+        deepcopy(student),
+        pickle.loads(pickle.dumps(student)),
+    ):
+        assert torch.equal(answer(again, call), answer(student, call))
+    assert conversion_of(load_converted(tmp_path / "mine.safetensors", model)).given["time"]["dtype"] == "int64"
+
+
+@pytest.mark.parametrize("name", ["pixels", "tokens", "blocks"])
+def test_gradients_are_those_of_blocks_that_are_computed_again(name):
+    class Again(nn.Module):
+        def __init__(self, part):
+            super().__init__()
+            self.part = part
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=False)
+
+    plain = subquad.convert(unet(name), "inline", given=given()).train()
+    again = deepcopy(plain)
+    for block in (*again.downs, *again.ups):
+        block[len(block) - 1] = Again(block[-1])
+    for model in (plain, again):
+        torch.manual_seed(0)
+        # maps of two shapes, of which some have as many places
+        sum(model(**given(*size)).square().mean() for size in ((16, 24), (24, 16))).backward()
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-6)
+
+
+def test_images_alone_need_a_size_and_nothing_else():
+    class Autoencoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, stride=2, padding=1), nn.SiLU())
+            self.mid = nn.Sequential(OfOneHead(CHANNELS), OfOneHead(CHANNELS))
+            self.up = nn.ConvTranspose2d(CHANNELS, 3, 2, stride=2)
+
+        def forward(self, x):
+            return self.up(self.mid(self.down(x)))
+
+    model, x = Autoencoder().eval(), torch.randn(2, 3, 20, 12)
+    with pytest.raises(SubquadError, match=r"does not say which images it is made for: give img_size"):
+        subquad.convert(model, "softmax")
+    student = subquad.convert(model, "softmax", img_size=(16, 16))
+    assert off(answer(student, {"x": x}), answer(model, {"x": x})) < 1e-5
+    model.img_size = 16
+    assert len(converted_layers(subquad.convert(model, "linear"))) == 2
+
+
+def test_stages_of_plain_layers_are_told_apart():
+    class Stages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Conv2d(3, CHANNELS, 4, stride=4)
+            self.merge = nn.Conv2d(CHANNELS, CHANNELS, 2, stride=2)
+            self.stage1, self.stage2 = (nn.ModuleList([Plain(CHANNELS) for _ in range(2)]) for _ in range(2))
+
+        def forward(self, x):
+            x = self.embed(x)
+            for blocks, behind in ((self.stage1, self.merge), (self.stage2, nn.Identity())):
+                tokens = x.flatten(2).mT
+                for block in blocks:
+                    tokens = tokens + block(tokens)
+                x = behind(tokens.mT.unflatten(2, x.shape[2:]))
+            return x
+
+    model = Stages().eval()
+    for size in ((32, 32), (64, 32)):
+        student = subquad.convert(model, "softmax", img_size=(32, 32))
+        x = {"x": torch.randn(2, 3, *size)}
+        assert off(answer(student, x), answer(model, x)) < 1e-5
+    shapes = [tuple(layer.grid.shape) for layer in find_tower(model, img_size=(64, 32)).layers]
+    assert shapes == [(16, 8), (16, 8), (8, 4), (8, 4)]
+
+
+def test_tokens_in_another_order_than_their_map_are_refused():
+    class Columns(OfTokens):
+        def forward(self, x):
+            return super().forward(x.mT).mT
+
+    model = UNet("tokens").eval()
+    model.downs[1][2] = Columns(CHANNELS)
+    with pytest.raises(SubquadError, match=r"do not stand row by row.* of downs\.1\.2\.mha is that of row 0"):
+        subquad.convert(model, "linear", given=given())
+
+
+def test_what_is_given_is_refused_where_it_says_nothing():
+    model = unet("pixels")
+    with pytest.raises(SubquadError, match=r"can't be run for images of 16×16 px, .* what a call takes by `given`"):
+        subquad.convert(model, "linear", img_size=16)
+    for wrong, message in (
+        ({"x": torch.randn(1, 3, 16, 16)}, r"can't be run for what is given, x, .*time.* give what a call of it takes"),
+        ([1], r"given are the arguments of a call of the network, by name, got \[1\]"),
+        ({"time": 3}, r"none of what is given is a tensor with a batch: time"),
+    ):
+        with pytest.raises(SubquadError, match=message):
+            subquad.convert(model, "linear", given=wrong)
+    with pytest.raises(SubquadError, match="what is given has its sizes: leave img_size out"):
+        subquad.convert(model, "linear", given=given(), img_size=16)
+    with pytest.raises(SubquadError, match=r"a VisionTransformer stand is known, .* leave `given` out"):
+        import timm
+
+        vit = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
+        subquad.convert(vit, "linear", given={"x": torch.randn(1, 3, 32, 32)})
+
+
+@pytest.mark.parametrize("damaged", [{"shape of a tensor": [2**15] * 3, "dtype": "float32"}, {"shape of a tensor": 3}])
+def test_outlines_that_ask_for_too_much_are_refused(damaged):
+    with pytest.raises(SubquadError, match="can't be made"):
+        of_outline({"x": damaged})
+
+
+def test_an_outline_is_of_what_was_given():
+    call = given() | {"more": {"texts": [torch.ones(2, 3, dtype=torch.half), 4, None, "a"]}}
+    again = of_outline(as_outline(call))
+    assert again["x"].shape == (2, 3, 16, 24) and again["time"].tolist() == [0, 0]
+    assert again["more"]["texts"][0].dtype == torch.half and again["more"]["texts"][1:] == [4, None, "a"]
+    with pytest.raises(SubquadError, match="given are tensors, numbers and text"):
+        as_outline({"x": object()})
+
+
+class Memorizing(OfPixels):
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.mem_kv = nn.Parameter(torch.randn(2, 4, 8))
+
+
+class OfChannels(OfOneHead):
+    """Attention of channels to each other."""
+
+    def forward(self, x):
+        q, k, v = (one(self.norm(x)).flatten(2) for one in (self.q, self.k, self.v))
+        y = (q @ k.mT * 0.1).softmax(dim=-1) @ v
+        return x + self.proj_out(y.view_as(x))
+
+
+class WithinRows(OfPixels):
+    """Attention of each row of a map alone."""
+
+    def forward(self, x):
+        rows = x.transpose(1, 2).flatten(0, 1)[:, :, None]
+        return super().forward(rows)[:, :, 0].unflatten(0, (len(x), -1)).transpose(1, 2)
+
+
+class Squeezing(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.reduce, self.expand = nn.Conv2d(dim, dim // 4, 1), nn.Conv2d(dim // 4, dim, 1)
+
+    def forward(self, x):
+        return x * self.expand(self.reduce(x.mean(dim=(2, 3), keepdim=True))).sigmoid()
+
+
+@pytest.mark.parametrize("kind", [Memorizing, OfChannels, WithinRows, Squeezing])
+def test_what_computes_something_else_is_not_taken_for_attention_of_a_map(kind):
+    assert map_reading_of(kind(CHANNELS)) is None
+
+
+def test_converted_layers_say_what_they_can_not_honour():
+    layer = subquad.convert(unet("linear"), "linear", given=given()).mid_attn1
+    x = torch.randn(1, CHANNELS, 4, 4)
+    assert torch.equal(layer(x), layer(x, None))
+    with pytest.raises(SubquadError, match="is called with t beside tokens"):
+        layer(x, torch.ones(1))
+    with pytest.raises(SubquadError, match=r"takes maps \(b, c, height, width\), got \(1, 16, 32\)"):
+        layer(torch.randn(1, 16, CHANNELS))
+
+
+def diffusers_unets():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from diffusers import AutoencoderKL, UNet2DConditionModel, UNet2DModel
+    torch.manual_seed(0)
+    halves = {"block_out_channels": (32, 64), "norm_num_groups": 8, "layers_per_block": 1}
+    of_text = {
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "cross_attention_dim": 24,
+        "attention_head_dim": 4,
+    }
+    attending = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "attention_head_dim": 8}
+    coding = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    xl = {
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 60,
+        "use_linear_projection": True,
+    }
+    unconditional = UNet2DModel(sample_size=16, **halves, **attending, up_block_types=("AttnUpBlock2D", "UpBlock2D"))
+    return {
+        "UNet2DModel": unconditional,
+        "UNet2DConditionModel": UNet2DConditionModel(sample_size=16, **halves, **of_text),
+        "XL": UNet2DConditionModel(sample_size=16, **halves, **of_text, **xl),
+        "AutoencoderKL": AutoencoderKL(sample_size=32, **halves, **coding),
+    }
+
+
+def called(name, height=16, width=16):
+    text = {"encoder_hidden_states": torch.randn(2, 9, 24)}
+    told = {"added_cond_kwargs": {"text_embeds": torch.randn(2, 12), "time_ids": torch.ones(2, 6)}}
+    channels = 4 if name in ("XL", "UNet2DConditionModel") else 3
+    more = {"UNet2DModel": {"timestep": 5}, "UNet2DConditionModel": {"timestep": 5, **text}, "AutoencoderKL": {}}
+    more["XL"] = more["UNet2DConditionModel"] | told
+    return {"sample": torch.randn(2, channels, height, width), **more[name]}
+
+
+DIFFUSERS = {"UNet2DModel": 4, "UNet2DConditionModel": 4, "XL": 4, "AutoencoderKL": 2}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", DIFFUSERS)
+def test_those_of_diffusers_need_nothing_to_be_given(name):
+    model = diffusers_unets()[name].eval()
+    student = subquad.convert(model, "softmax")
+    assert len(converted_layers(student)) == DIFFUSERS[name]
+    linear = subquad.convert(model, "agent:num_agents=4", in_place=False)
+    for size in ((16, 16), (24, 32)):
+        call = called(name, *size)
+        assert off(answer(student, call), answer(model, call)) < 1e-5
+        assert off(answer(linear, call), answer(model, call)) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["UNet2DModel", "UNet2DConditionModel"])
+def test_those_of_diffusers_compute_blocks_again(name):
+    plain = subquad.convert(diffusers_unets()[name], "inline").train()
+    again = deepcopy(plain)
+    again.enable_gradient_checkpointing()
+    for model in (plain, again):
+        torch.manual_seed(0)
+        sum(model(**called(name, *size)).sample.square().mean() for size in ((16, 24), (24, 16))).backward()
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        assert one.grad is None or torch.allclose(one.grad, other.grad, atol=1e-5)
+
+
+def test_a_u_net_that_says_too_little_is_told_what_to_give():
+    model = diffusers_unets()["UNet2DModel"]
+    model.register_to_config(sample_size=None)
+    with pytest.raises(SubquadError, match="does not say which images it is made for: give img_size"):
+        subquad.convert(model, "linear")
+    assert subquad.convert(model, "focused", img_size=(16, 24)).mid_block.attentions[0].inner.positions.grid.width == 12
