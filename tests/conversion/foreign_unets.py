@@ -26,6 +26,38 @@ class OfPixels(nn.Module):
         return self.to_out(rearrange(out, "b h (x y) d -> b (h d) x y", x=height, y=width))
 
 
+class Memorizing(nn.Module):
+    """The same behind a norm of its own, with keys and values that every pixel sees beside those of all pixels."""
+
+    def __init__(self, dim, heads=HEADS, dim_head=8, count=3):
+        super().__init__()
+        self.heads = heads
+        self.norm = Normalized(dim)
+        self.mem_kv = nn.Parameter(torch.randn(2, heads, count, dim_head))
+        self.to_qkv = nn.Conv2d(dim, 3 * heads * dim_head, 1, bias=False)
+        self.to_out = nn.Conv2d(heads * dim_head, dim, 1)
+
+    def forward(self, x):
+        height, width = x.shape[-2:]
+        q, k, v = rearrange(self.to_qkv(self.norm(x)), "b (p h c) x y -> p b h (x y) c", p=3, h=self.heads)
+        keys, values = (
+            torch.cat([m.expand(len(x), *m.shape), one], dim=-2) for m, one in zip(self.mem_kv, (k, v), strict=True)
+        )
+        out = F.scaled_dot_product_attention(q, keys, values)
+        return self.to_out(rearrange(out, "b h (x y) d -> b (h d) x y", x=height, y=width))
+
+
+class Normalized(nn.Module):
+    """Vectors of one length, times a number for each channel."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.g = nn.Parameter(torch.rand(1, dim, 1, 1) + 0.5)
+
+    def forward(self, x):
+        return F.normalize(x, dim=1) * self.g * x.shape[1] ** 0.5
+
+
 class OfVectors(nn.Module):
     """Convolutions of rows, each head's queries, keys and values together, a norm in front, and the map added."""
 
@@ -160,6 +192,7 @@ class Residual(nn.Module):
 
 ATTENTION = {
     "pixels": lambda dim: Added(dim, OfPixels(dim)),
+    "memory": Memorizing,
     "vectors": OfVectors,
     "one head": OfOneHead,
     "one head, scaled": OfOneHeadScaled,

@@ -133,6 +133,67 @@ def test_images_alone_need_a_size_and_nothing_else():
     assert len(converted_layers(subquad.convert(model, "linear"))) == 2
 
 
+def test_a_single_layer_that_stands_alone_is_found():
+    class Bottleneck(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down = nn.Conv2d(3, CHANNELS, 3, stride=2, padding=1)
+            self.attention = OfTokens(CHANNELS)
+
+        def forward(self, x):
+            return self.attention(self.down(x))
+
+    model, x = Bottleneck().eval(), {"x": torch.randn(2, 3, 20, 12)}
+    student = subquad.convert(model, "softmax", img_size=16)
+    assert list(conversion_of(student).paths.values()) == ["attention.mha"]
+    assert off(answer(student, x), answer(model, x)) < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["linear", "inline", "agent:num_agents=4", "ttt"])
+def test_keys_that_every_pixel_sees_are_seen_by_all_and_learned(attention):
+    model, call = unet("memory"), given(12, 20)
+    student = subquad.convert(model, attention, given=given())
+    before = answer(student, call)
+    assert {name for name, _ in student.mid_attn1.named_parameters()} >= {"mem_kv", "to_qkv.weight"}
+    student(**call).square().mean().backward()
+    assert student.mid_attn1.mem_kv.grad.abs().sum() > 0
+    with torch.no_grad():
+        student.mid_attn1.mem_kv[1] += 1
+    assert off(answer(student, call), before) > 1e-4
+
+
+def test_maps_of_volumes_stand_below_one_another():
+    class OfVolumes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = Plain(CHANNELS)
+
+        def forward(self, x):
+            return x + self.attn(x.flatten(2).mT).mT.unflatten(2, x.shape[2:])
+
+    class Volumes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down = nn.Conv3d(1, CHANNELS, 2, stride=2)
+            self.mid = nn.ModuleList([OfVolumes() for _ in range(2)])
+
+        def forward(self, x, t):
+            x = self.down(x) + t[:, None, None, None, None]
+            for block in self.mid:
+                x = block(x)
+            return x
+
+    def volumes(*sides):
+        return {"x": torch.randn(2, 1, *sides), "t": torch.zeros(2)}
+
+    model = Volumes().eval()
+    student = subquad.convert(model, "softmax", given=volumes(8, 12, 4))
+    assert conversion_of(student).grid == (4 * 6, 2, 0)
+    for sides in ((8, 12, 4), (4, 8, 8)):
+        call = volumes(*sides)
+        assert off(answer(student, call), answer(model, call)) < 1e-5
+
+
 def test_stages_of_plain_layers_are_told_apart():
     class Stages(nn.Module):
         def __init__(self):
@@ -205,10 +266,15 @@ def test_an_outline_is_of_what_was_given():
         as_outline({"x": object()})
 
 
-class Memorizing(OfPixels):
+class Weighing(OfPixels):
+    """With factors of its own."""
+
     def __init__(self, dim):
         super().__init__(dim)
-        self.mem_kv = nn.Parameter(torch.randn(2, 4, 8))
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x + self.gamma * super().forward(x)
 
 
 class OfChannels(OfOneHead):
@@ -237,7 +303,7 @@ class Squeezing(nn.Module):
         return x * self.expand(self.reduce(x.mean(dim=(2, 3), keepdim=True))).sigmoid()
 
 
-@pytest.mark.parametrize("kind", [Memorizing, OfChannels, WithinRows, Squeezing])
+@pytest.mark.parametrize("kind", [Weighing, OfChannels, WithinRows, Squeezing])
 def test_what_computes_something_else_is_not_taken_for_attention_of_a_map(kind):
     assert map_reading_of(kind(CHANNELS)) is None
 

@@ -58,7 +58,17 @@ def layers_below(
     root: str, modules: dict[str, nn.Module], grid: TokenGrid, standing: Mapping[str, TokenGrid] | None = None
 ) -> Iterator[Layer]:
     """The layers below `root`; on `standing` where that is given, or where their families say from `grid`."""
-    for number, path in enumerate(paths_of_layers(root, modules)):
+    return layers_at(paths_of_layers(root, modules), modules, grid, standing)
+
+
+def layers_at(
+    paths: Iterable[str],
+    modules: dict[str, nn.Module],
+    grid: TokenGrid,
+    standing: Mapping[str, TokenGrid] | None = None,
+) -> Iterator[Layer]:
+    """The layers at some paths, likewise."""
+    for number, path in enumerate(paths):
         module = modules[path]
         family = converted_class(module)
         own = grid if standing is None else standing.get(path, grid)
@@ -71,8 +81,16 @@ def layers_below(
         yield Layer(path, module, block, family, own, number)
 
 
-def paths_of_layers(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
-    """Paths of attention layers below `root` that are or belong to one of several blocks, and hold no other."""
+def is_one_of_several(path: str) -> bool:
+    """Whether a layer belongs to one of several blocks, by the path of it below a network."""
+    return any(IN_A_LIST.search(part) for part in path.split(".")[:-1])
+
+
+def paths_of_layers(root: str, modules: dict[str, nn.Module], *, anywhere: bool = False) -> Iterator[str]:
+    """Paths of attention layers below `root` that are or belong to one of several blocks, and hold no other.
+
+    Anywhere are those of known kinds that stand alone as well, as between the halves of a U-Net.
+    """
     known: list[str] = []
     for path, module in modules.items():
         inside = path.startswith(f"{root}.") if root else bool(path)
@@ -82,9 +100,10 @@ def paths_of_layers(root: str, modules: dict[str, nn.Module]) -> Iterator[str]:
         family = converted_class(module)
         # a class of a family may stand for a block itself
         is_block = family is not None and own[-1].isdigit()
-        # what is handed a map says itself where its tokens stand, wherever it is, as between the halves of a U-Net
-        is_known = is_block or (family is not None and family.is_handed_maps and family.is_anybodys)
-        if not is_known and not any(IN_A_LIST.search(part) for part in own[:-1]):
+        # what is handed a map says itself where its tokens stand, wherever it is
+        says_itself = family is not None and family.is_handed_maps and family.is_anybodys
+        is_known = is_block or says_itself or (anywhere and family is not None)
+        if not is_known and not is_one_of_several(".".join(own)):
             continue
         if family is not None and not family.is_self_attention(module, modules[path.rpartition(".")[0]], path):
             continue

@@ -68,7 +68,8 @@ class SurroundingRecorder(ImageRecorder):
         return super().hook_onto(module)
 
     def __call__(self, module: Any, arguments: Any, behind: Any) -> None:
-        if isinstance(module, MAKERS):
-            super().__call__(module, (behind,), {})
-        else:
-            super().__call__(module, arguments, behind)
+        map_ = behind if isinstance(module, MAKERS) else first_tensor(arguments, behind)
+        if isinstance(map_, Tensor) and map_.dim() == 5:
+            # the maps of a volume stand below one another
+            map_ = map_.flatten(2, 3)
+        super().__call__(module, (map_,), {})

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.conversion.attention_layers import is_one_of_several
 from subquad.conversion.checkpointed_calls import first_tensor
 from subquad.conversion.copied_calls import EnoughSeenError, run_copied
 from subquad.conversion.example_calls import Example
@@ -80,7 +81,7 @@ def origins_of_layers(
         prefix: tokens in front of each map.
 
     Raises:
-        SubquadError: the network can't be run so, or one of these has tokens that no map has a place for.
+        SubquadError: the network can't be run so, or one of these, in a block, has tokens that no map has a place for.
     """
     found = {}
     for layer, seen in _sketched(network, layers, example, prefix).items():
@@ -88,7 +89,7 @@ def origins_of_layers(
             found[layer] = Origin(layer, seen.map)
         elif origins := seen.around or seen.maps_in_front(layer):
             found[layer] = origins[0]
-        else:
+        elif is_one_of_several(layer):
             raise SubquadError(
                 f"{layer} is called with {seen.count} tokens, and no map in front of it has as many places: leave its "
                 "block out of `blocks`, or register a family (docs/convert.md)"
@@ -166,8 +167,9 @@ class _Sketch:
                 return
             if path in self.layers and x.dim() in (3, 4):
                 self.seen.setdefault(path, self._seen(path, x))
-            if x.dim() == 4:
-                self._handed.append((path, x.shape))
+            if x.dim() in (4, 5):
+                # the maps of a volume stand below one another
+                self._handed.append((path, x.shape if x.dim() == 4 else x.flatten(2, 3).shape))
             elif x.dim() == 3 and isinstance(module, nn.Linear) and self._handed and path not in self.layers:
                 holder, (_, channels, *sides) = self._handed[-1]
                 cuts = _cuts(sides, module.in_features / channels)
@@ -322,9 +324,11 @@ def _tokens_behind(network: nn.Module, origins: Mapping[str, Origin], example: E
 
 def _changed(map_: Tensor, places: Sequence[tuple[int, int]], patch: tuple[int, int] = (1, 1)) -> Tensor:
     """A batch (b, c, y, x) of which all but the first differ in a place each."""
-    changed = map_.clone()
+    changed = map_.clone(memory_format=torch.contiguous_format)
+    # the maps of a volume stand below one another
+    maps = changed.flatten(2, 3) if changed.dim() == 5 else changed
     for number, (y, x) in enumerate(places, start=1):
-        part = changed[number, :, y * patch[0] : (y + 1) * patch[0], x * patch[1] : (x + 1) * patch[1]]
+        part = maps[number, :, y * patch[0] : (y + 1) * patch[0], x * patch[1] : (x + 1) * patch[1]]
         part += 3 * torch.randn_like(part)
     return changed
 

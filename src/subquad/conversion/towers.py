@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from subquad.conversion.attention_layers import (
     Layer,
     host_of,
+    layers_at,
     layers_below,
     paths_in_pyramid,
     paths_of_layers,
@@ -299,7 +300,7 @@ def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img
 
 
 def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, prefix: int | None) -> Tower | None:
-    """The tower of a network in which tokens come from the map of any convolution: a call shows from which.
+    """The tower of a network in which tokens come from the map of any part: a call shows from which.
 
     None where it may not be asked, or no map has a place for each token.
 
@@ -307,9 +308,12 @@ def _found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, p
         SubquadError: the network does not say its size, or can't be run.
     """
     paths = list(paths_of_layers("", modules))
-    if not _may_be_asked(paths, modules):
+    known = [one for one in paths_of_layers("", modules, anywhere=True) if converted_class(modules[one]) is not None]
+    if not known or _are_of_library(known, modules):
         return None
     example = _example_of(model, img_size)
+    if not paths:
+        return _by_a_call(model, modules, example, prefix)
     prefix = _prefix_of(paths, modules) if prefix is None else prefix
     if (several := _on_several_maps(model, modules, example, prefix)) is not None:
         return several
@@ -383,7 +387,7 @@ def _by_a_call(model: nn.Module, modules: dict[str, nn.Module], example: Example
     Raises:
         SubquadError: it does not.
     """
-    paths = list(paths_of_layers("", modules))
+    paths = list(paths_of_layers("", modules, anywhere=True))
     prefix = _prefix_of(paths, modules) if prefix is None else prefix
     origins = origins_of_layers(model, _ways(paths, modules), example, prefix)
     if not origins:
@@ -409,7 +413,9 @@ def _tower_of(
     if type(model).__module__.partition(".")[0] not in LIBRARIES:
         check_rows(model, origins, example)
     standing = {path: origin.grid for path, origin in origins.items()}
-    layers = tuple(layers_below("", modules, next(iter(standing.values())), standing))
+    there = set(paths_of_layers("", modules))
+    paths = [one for one in paths_of_layers("", modules, anywhere=True) if one in there or one in origins]
+    layers = tuple(layers_at(paths, modules, next(iter(standing.values())), standing))
     apart = {origin.path: origin for path, origin in origins.items() if origin.path != path}
     if not apart:
         listener = next(layer.known.listener for layer in layers if layer.path in origins and layer.known)
@@ -420,11 +426,16 @@ def _tower_of(
 
 def _may_be_asked(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:
     """Whether a network may be run to see where the tokens of these layers stand: where its code is anybody's."""
+    families = (converted_class(modules[path]) for path in layers)
+    is_anybodys = any(family is not None and family.is_anybodys for family in families)
+    return is_anybodys and not _are_of_library(layers, modules)
+
+
+def _are_of_library(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:
+    """Whether what holds these layers is known, and refused for reasons of its own."""
     parts = in_common(layers)
     holders = (modules[".".join(parts[:length])] for length in range(len(parts) + 1))
-    of_library = any(type(one).__module__.partition(".")[0] in LIBRARIES for one in holders)
-    families = (converted_class(modules[path]) for path in layers)
-    return not of_library and any(family is not None and family.is_anybodys for family in families)
+    return any(type(one).__module__.partition(".")[0] in LIBRARIES for one in holders)
 
 
 def _refuse_by_name(modules: dict[str, nn.Module]) -> None:

@@ -8,7 +8,7 @@ Letters: b batch, n tokens, c channels, y x rows and columns.
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -72,12 +72,14 @@ class MapReading:
         reading: of its tokens.
         forms: how each part is called.
         times, kept: what its answer is multiplied by, and the map that is added to it.
+        memory: the name of a parameter (2, h, ., d), keys and values that every pixel sees as well, or none.
     """
 
     reading: Reading
     forms: dict[str, Form]
     times: float
     kept: float
+    memory: str | None = None
 
 
 def pointwise_of(part: nn.Module | None) -> Pointwise | None:
@@ -122,8 +124,10 @@ def _parts_of(layer: nn.Module) -> Parts | None:
     with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
     pointwise = {name: one for name, part in with_weights.items() if (one := pointwise_of(part)) is not None}
     norms = tuple(name for name, part in with_weights.items() if name not in pointwise and is_norm(part))
-    own = any(one is not None for one in layer._parameters.values())
-    is_plain = len(pointwise) + len(norms) == len(with_weights) and not own and is_without_tables(layer)
+    own = [one for one in layer._parameters.values() if one is not None]
+    is_plain = len(pointwise) + len(norms) == len(with_weights) and is_without_tables(layer)
+    if len(own) > 1 or any(one.dim() != 4 or len(one) != 2 for one in own):
+        return None
     if not is_plain or len(pointwise) not in (2, 3, 4) or len(norms) > 2 or "forward" in vars(layer):
         return None
     ways = tuple(ways_of(pointwise))
@@ -171,41 +175,64 @@ def _read(layer: nn.Module) -> MapReading | None:
     if len(asked) < len(found):
         return None
     in_tokens = Answered(twin, MAP.tokens(asked[0].x), MAP.tokens(asked[0].y), 1, None)
-    readings = (each for one in all_readings(parts, in_tokens) for each in _on_maps(one, parts))
-    return next((one for one in readings if all(_computes(one, each) for each in asked)), None)
+    for reading in (each for one in all_readings(parts, in_tokens) for each in _on_maps(one, parts, twin)):
+        # whatever is added, the same is mixed
+        y = _mixed(reading, asked[0])
+        for times, kept in ADDED if y is not None else ():
+            added = replace(reading, times=times, kept=kept)
+            if _is(added, asked[0], y) and all(_computes(added, one) for one in asked[1:]):
+                return added
+    return None
 
 
 _readings_found = Remembered(_read)
 
 
-def _on_maps(reading: Reading, parts: Parts) -> Iterator[MapReading]:
-    """The same of maps, with its norms called in each way in which they may be, and maps added to its answers."""
+def _on_maps(reading: Reading, parts: Parts, layer: nn.Module) -> Iterator[MapReading]:
+    """The same of maps, with its norms called in each way in which they may be."""
+    memory = next((name for name, one in layer._parameters.items() if one is not None), None)
+    if memory is not None:
+        _, heads, _, width = getattr(layer, memory).shape
+        if (heads, width) != (reading.num_heads, reading.width):
+            return
     pointwise: Any = parts.linear
     forms = {name: pointwise[name].form for name in (*reading.projections, reading.proj)}
     first = forms[reading.projections[0]]
     alike = all(forms[name] == first for name in reading.projections)
     norms = [name for name in (reading.norm, reading.norm_behind) if name is not None]
     for of_norms in dict.fromkeys([first, MAP]) if norms else [first]:
-        for times, kept in ADDED if alike else ():
-            yield MapReading(reading, forms | dict.fromkeys(norms, of_norms), times, kept)
+        if alike:
+            yield MapReading(reading, forms | dict.fromkeys(norms, of_norms), *ADDED[0], memory)
 
 
 def _computes(reading: MapReading, asked: _Asked) -> bool:
     """Whether that is what a twin answered."""
-    grid = TokenGrid(*asked.x.shape[2:])
+    return _is(reading, asked, _mixed(reading, asked))
+
+
+def _is(reading: MapReading, asked: _Asked, mixed: Tensor | None) -> bool:
+    """The same of what it makes of the map, as far as nothing is added."""
+    if mixed is None:
+        return False
+    answered = reading.times * mixed
+    return are_equal(answered + reading.kept * MAP.tokens(asked.x) if reading.kept else answered, MAP.tokens(asked.y))
+
+
+def _mixed(reading: MapReading, asked: _Asked) -> Tensor | None:
+    """What a reading makes of the map that a twin was asked about, (b, n, c); None where its parts say no to it."""
+    grid, parts = TokenGrid(*asked.x.shape[2:]), reading.reading
 
     def through(name: str, tokens: Tensor) -> Tensor:
         form = reading.forms[name]
         given: Tensor = getattr(asked.twin, name)(form.of(tokens, grid))
         return form.tokens(given)
 
-    tokens = MAP.tokens(asked.x)
     try:
-        parts = reading.reading
+        tokens = MAP.tokens(asked.x)
         normed = tokens if parts.norm is None else through(parts.norm, tokens)
-        y = mixed_as(parts, asked.twin, [through(name, normed) for name in parts.projections], through)
-        answered = reading.times * y + reading.kept * tokens if reading.kept else reading.times * y
-        return are_equal(answered, MAP.tokens(asked.y))
+        projected = [through(name, normed) for name in parts.projections]
+        memory = None if reading.memory is None else getattr(asked.twin, reading.memory)
+        return mixed_as(parts, asked.twin, projected, through, memory=memory)
     except Exception:
         # its parts are somebody's, and may be called otherwise
-        return False
+        return None

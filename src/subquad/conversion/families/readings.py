@@ -371,6 +371,7 @@ def mixed_as(
     projected: Sequence[Tensor],
     through: Callable[[str, Tensor], Tensor],
     turn: Turn | None = None,
+    memory: Tensor | None = None,
 ) -> Tensor:
     """What a reading makes of what its projections give, each (b, n, m) or (b, n, p·m): answers (b, n, c).
 
@@ -380,8 +381,12 @@ def mixed_as(
         projected: by each of its projections.
         through: gives tokens behind the part of a name.
         turn: what becomes of queries and keys.
+        memory: keys and values (2, h, ., d) that every query sees as well.
     """
     q, k, v = reading.heads_of(projected, twin)
+    if memory is not None:
+        keys, values = (one.expand(len(k), *one.shape) for one in memory)
+        k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
     if turn is not None:
         q, k = turn(q), turn(k)
     y = (((q * reading.scale) @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
