@@ -77,17 +77,6 @@ def test_one_image_without_a_batch_is_called_so(name, optimized):
             call()
 
 
-def test_unets_have_a_function_of_their_own():
-    pytest.importorskip("diffusers")
-    from diffusers import UNet2DConditionModel
-
-    blocks = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
-    sizes = {"sample_size": 8, "block_out_channels": (16,), "layers_per_block": 1, "cross_attention_dim": 8}
-    unet = UNet2DConditionModel(**blocks, **sizes, attention_head_dim=4, norm_num_groups=8)
-    with pytest.raises(SubquadError, match=r"subquad\.diffusion\.apply_agent_attention"):
-        subquad.convert(unet, "linear")
-
-
 class Adapter(nn.Module):
     """As people write it by hand, without a word on how wide it is."""
 

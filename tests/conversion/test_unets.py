@@ -390,3 +390,28 @@ def test_a_u_net_that_says_too_little_is_told_what_to_give():
     with pytest.raises(SubquadError, match="does not say which images it is made for: give img_size"):
         subquad.convert(model, "linear")
     assert subquad.convert(model, "focused", img_size=(16, 24)).mid_block.attentions[0].inner.positions.grid.width == 12
+
+
+def test_a_u_net_of_a_class_of_its_own_is_told_by_what_is_given():
+    from diffusers import UNet2DModel
+
+    class Mine(UNet2DModel):
+        pass
+
+    model = Mine(**diffusers_unets()["UNet2DModel"].config)
+    with pytest.raises(SubquadError, match=r"a Mine can't be run for images of 16×16 px, .* takes by `given`"):
+        subquad.convert(model, "linear")
+    assert len(converted_layers(subquad.convert(model, "linear", given=called("UNet2DModel")))) == 4
+    with pytest.raises(SubquadError, match=r"img_size has 3 sides, \(16, 16, 16\), and this network takes images"):
+        subquad.convert(diffusers_unets()["UNet2DModel"], "linear", img_size=(16, 16, 16))
+
+
+def test_modules_of_several_names_keep_their_weights():
+    class Twice(UNet):
+        def __init__(self, attention):
+            super().__init__(attention)
+            self.again = self.downs
+
+    model = Twice("pixels").eval()
+    assert len(converted_layers(subquad.convert(model, "linear", given=given()))) == 5
+    assert not any(one.is_meta for one in model.parameters())

@@ -100,9 +100,7 @@ def paths_of_layers(root: str, modules: dict[str, nn.Module], *, anywhere: bool 
         family = converted_class(module)
         # a class of a family may stand for a block itself
         is_block = family is not None and own[-1].isdigit()
-        # what is handed a map says itself where its tokens stand, wherever it is
-        says_itself = family is not None and family.is_handed_maps and family.is_anybodys
-        is_known = is_block or says_itself or (anywhere and family is not None)
+        is_known = is_block or (family is not None and (anywhere or family.stands_anywhere))
         if not is_known and not is_one_of_several(".".join(own)):
             continue
         if family is not None and not family.is_self_attention(module, modules[path.rpartition(".")[0]], path):

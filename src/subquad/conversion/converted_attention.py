@@ -64,6 +64,8 @@ class ConvertedAttention(nn.Module):
         in_pyramid: whether convolutions lead from one stage of this family's networks to the next, each to a smaller
             map, on which the layers behind it stand.
         is_handed_maps: whether calls bring maps, on which tokens stand; the network is run for where, see `map_under`.
+        stands_anywhere: whether such layers are handed all that says where their tokens stand, so that they are found
+            wherever they are, as between the halves of a U-Net, by a call of a network of anybody's code.
         is_anybodys: whether such layers stand in networks of anybody's own code, which may be run to see where their
             tokens come from, and in which order they stand.
         asks_for_calls: whether what such a layer is handed beside tokens is seen in a call of its network, and given to
@@ -80,6 +82,7 @@ class ConvertedAttention(nn.Module):
     listener: ClassVar[type[GridRecorder]] = GridRecorder
     in_pyramid: ClassVar[bool] = False
     is_handed_maps: ClassVar[bool] = False
+    stands_anywhere: ClassVar[bool] = False
     is_anybodys: ClassVar[bool] = False
     asks_for_calls: ClassVar[bool] = False
     others_see: ClassVar[str | None] = None

@@ -38,7 +38,7 @@ def find_embedding(modules: dict[str, nn.Module]) -> tuple[str, type[GridRecorde
                 return f"{path}.proj".lstrip("."), recorder
             if recorder.hears(module):
                 return path, recorder
-    instead = ": subquad.diffusion.apply_agent_attention is for U-Nets" if hasattr(modules[""], "down_blocks") else ""
+    instead = ": of a U-Net say the arguments of a call, by `given`" if hasattr(modules[""], "down_blocks") else ""
     none = "" if next(paths_of_layers("", modules), None) else "attention layers in numbered blocks, and no "
     raise SubquadError(
         f"the network has no {none}patch embedding, a convolution whose stride is its kernel's size{instead}"

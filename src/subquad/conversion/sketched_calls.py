@@ -87,13 +87,18 @@ def _what_else(example: Example) -> str:
 
 
 def _run_on(network: nn.Module, example: Example, without_numbers: Callable[[Tensor], Tensor]) -> None:
-    tensors = chain(network.named_parameters(), network.named_buffers())
-    state = {name: without_numbers(one) for name, one in tensors}
+    # each once where it is registered: of modules of several names PyTorch puts the wrong tensors back
+    state = {
+        f"{path}.{name}".lstrip("."): without_numbers(one)
+        for path, part in network.named_modules()
+        for name, one in chain(part._parameters.items(), part._buffers.items())
+        if one is not None
+    }
     like = next((one for one in state.values() if one.is_floating_point()), torch.empty(0, device="meta"))
     with torch.no_grad():
         sizes = example.call(IMAGES, torch.empty(0, dtype=like.dtype, device="meta"))
         call = sizes.with_tensors(lambda one: torch.empty_like(one, device=like.device))
-        functional_call(network, state, call.args, call.kwargs)
+        functional_call(network, state, call.args, call.kwargs, tie_weights=False)
 
 
 def _set_back(attributes: Iterable[tuple[nn.Module, dict[str, Any]]]) -> None:

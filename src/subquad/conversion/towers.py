@@ -138,7 +138,7 @@ def find_tower(
         check_given(given)
         _refuse_given_in_vain(model, modules, img_size)
         return _by_a_call(model, modules, Example(given=given), prefix)
-    if (example := example_of(model, _within(img_size, 2))) is not None:
+    if (example := example_of(model, img_size)) is not None:
         return _by_a_call(model, modules, example, prefix)
     if _hands_maps(modules):
         return _by_a_call(model, modules, _example_of(model, img_size), prefix)
@@ -347,7 +347,7 @@ def _hands_maps(modules: dict[str, nn.Module]) -> bool:
     """Whether layers of a network of anybody's code are handed maps."""
     paths = list(paths_of_layers("", modules))
     families = (converted_class(modules[path]) for path in paths)
-    return any(one is not None and one.is_handed_maps and one.is_anybodys for one in families)
+    return any(one is not None and one.stands_anywhere for one in families)
 
 
 def _refuse_given_in_vain(model: Any, modules: dict[str, nn.Module], img_size: Any) -> None:

@@ -72,6 +72,8 @@ def example_of(network: nn.Module, size: tuple[int, ...] | None) -> Example | No
         return None
     config: Any = network.config
     said = getattr(config, "sample_size", None)
+    if size is not None and len(size) != 2:
+        raise SubquadError(f"img_size has {len(size)} sides, {size}, and this network takes images: give two")
     height, width = size or (said if isinstance(said, tuple | list) else (said, said))
     if height is None:
         raise SubquadError(f"this {type(network).__name__} does not say which images it is made for: give img_size")

@@ -26,6 +26,7 @@ class ProvenMapAttention(ProvenLayer):
 
     listener: ClassVar[type[GridRecorder]] = MapRecorder
     is_handed_maps: ClassVar[bool] = True
+    stands_anywhere: ClassVar[bool] = True
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
         grid = kwargs["grid"].without_prefix
