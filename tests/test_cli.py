@@ -165,7 +165,7 @@ def test_two_numbers_may_be_written_with_a_comma_or_a_space(written):
         (["train", "--resume", "nowhere"], "no run in nowhere to resume"),
         (["compare", "--attention", "softmax", "liner"], "unknown attention 'liner': did you mean linear"),
         (["eval", "nowhere"], "nowhere"),
-        (["predict", "nothing.png", "--checkpoint", "nowhere"], "nowhere"),
+        (["predict", "nothing.png", "--checkpoint", "nowhere"], "no image or folder nothing.png"),
         (["list", "modles"], "unknown listing 'modles': did you mean models?"),
         (["list", "--filter", "zzz"], "no name matches 'zzz'"),
         (["report", "nowhere"], "nowhere"),

@@ -37,6 +37,7 @@ from subquad.data import InputConfig
 from subquad.errors import SubquadError, UnknownSettingError, network_within, shown, unknown_name
 from subquad.exports import DTYPES, Exported, exporter_named, in_engine, notes_of
 from subquad.exports import export as export_network
+from subquad.exports.engines import check_file
 from subquad.flags import Flag, Number
 from subquad.holding import holding
 from subquad.inference import optimize
@@ -48,6 +49,7 @@ from subquad.ranges import Pixels, Positive, checks_arguments, describe, fits, h
 from subquad.runs import open_trained
 from subquad.runs.run_records import Group, find_runs, group_runs
 from subquad.tasks import CommonRecipe, Gallery, Judgement, Trained, task_named
+from subquad.tasks.image_files import check_there
 from subquad.tasks.task import Predicted
 from subquad.training import compare as compare_mechanisms
 from subquad.training import fitting_mechanisms, released_mechanisms
@@ -80,6 +82,7 @@ def recipe_for(recipe: CommonRecipe | str | Path | None = None, *, task: str = "
         SubquadError: a name or a value is wrong, in one line.
     """
     if isinstance(recipe, CommonRecipe):
+        task_named(recipe.task).check_given_data(fields)
         return recipe.replace(**fields)
     return task_named(task).recipe_of(fields, None if recipe is None else str(recipe))
 
@@ -160,11 +163,18 @@ def evaluate(
     Raises:
         SubquadError: it can't be opened or judged, in one line.
     """
+    words = settings.get("data"), settings.get("data_dir")
+    if task is not None:
+        # weights may have to be fetched
+        task_named(task).check_data(*words)
+    if engine is not None:
+        check_file(engine)
     # networks that look at images of one size are made for it
     trained = open_trained(source, task=task, img_size=settings.get("img_size"))
     kind = task_named(trained.task)
     # its command writes the file, which is no part of judging
     _check_flags("evaluate", settings, [flag for flag in kind.evaluation_flags if flag.key != "output"])
+    kind.check_data(*words)
     if engine is not None:
         trained = in_engine(trained, engine)
     return kind.evaluate(trained, **settings)
@@ -192,10 +202,11 @@ def predict(
     Raises:
         SubquadError: it can't be opened, or none of the files can be read, in one line.
     """
+    paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+    check_there(paths)
     trained = open_trained(source, task=task)
     kind = task_named(trained.task)
     _check_flags("predict", settings, kind.prediction_flags)
-    paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
     usual = {flag.key: flag.settings["default"] for flag in kind.prediction_flags if "default" in flag.settings}
     return list(kind.predict(trained, paths, log, **usual | settings))
 
@@ -266,6 +277,9 @@ def stream(
     Raises:
         SubquadError: the network can't be streamed, the image can't be read, or a file can't be written, in one line.
     """
+    if isinstance(image, str | Path):
+        # weights may have to be fetched
+        check_there([image])
     model, about, classes = _to_stream(source, dtype)
     host = host_of(model)
     if elsewhere := {p.device.type for p in model.parameters()} - {"cpu"}:

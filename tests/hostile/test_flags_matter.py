@@ -54,6 +54,12 @@ TOGETHER = {
     "convert": {"speedup": ["--at", "64"], "at": ["--speedup", "2"]},
     "eval": NETWORK,
     "predict": NETWORK,
+    # data are looked at before weights are fetched
+    **{
+        f"{task} {action}": {"pretrained": ["--data", task]}
+        for task in ("segment", "detect")
+        for action in ("train", "compare")
+    },
     "": {"decay_epochs": ["--sched", "multistep"], "sched": ["--decay-epochs", "3"]},
 }
 """Flags that mean something only beside others, by command; the last ones are of recipes."""
@@ -71,7 +77,8 @@ VALUES = {
     "attention": ["linear"],
     "mechanisms": ["linear"],
     "head": ["upernet", "retinanet", "fpn"],
-    "data": ["folder", "image", "text"],
+    # the last one is there
+    "data": ["folder", "image", "text", "classify"],
     "aa": ["rand-m9-mstd0.5-inc1"],
     "settings": ["num_agents=16"],
     "data_settings": ["count=200"],

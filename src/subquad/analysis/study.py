@@ -17,12 +17,13 @@ from subquad.analysis.removal import check_removal
 from subquad.analysis.small_maps import looking
 from subquad.analysis.survey import NoQueriesError, count_confusions, count_hits, survey
 from subquad.data import InputConfig, eval_transform, placing, read_image
+from subquad.data.opening import check_words
 from subquad.errors import SubquadError, unknown_name
 from subquad.ranges import Count, Pixels, Positive, check_fields
 from subquad.runs import open_trained
 from subquad.tasks import ImageNetwork
 from subquad.tasks.classification import images_of
-from subquad.tasks.image_files import image_files, none_readable, readable_images
+from subquad.tasks.image_files import check_there, image_files, none_readable, readable_images
 from subquad.text import counted
 
 SURVEYED = 32
@@ -75,6 +76,10 @@ class Study:
         for name in self.measures or ():
             if name not in ALL_MEASURES:
                 raise unknown_name("measure", name, ALL_MEASURES)
+        if self.images is None:
+            check_words(self.data, self.data_dir)
+        else:
+            check_there([self.images] if isinstance(self.images, str | Path) else self.images)
         names = [name_of(source) for source in sources]
         for name in names:
             if names.count(name) > 1:

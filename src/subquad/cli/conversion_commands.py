@@ -92,6 +92,7 @@ def run_convert(arguments: argparse.Namespace) -> None:
     from subquad.conversion.conversion_run import is_kept
     from subquad.errors import InterruptedRunError, SubquadError
 
+    _check_data(arguments)
     given = vars(arguments)
     source = str(arguments.source)
     if arguments.weights is not None:
@@ -126,6 +127,16 @@ def run_convert(arguments: argparse.Namespace) -> None:
             f"interrupted: what was done is kept in {output}, the same command goes on", stop
         ) from None
     print(f"conversion.html, .json, delta.safetensors and student.safetensors are in {output}")
+
+
+def _check_data(arguments: argparse.Namespace) -> None:
+    """Raise for images that are not there, before a network is opened that may have to be fetched."""
+    from subquad.data.opening import check_words, is_named
+
+    for data, folder in ((arguments.images, arguments.data_dir), (arguments.labelled, arguments.labelled_dir)):
+        # a run says itself where a named data set lies
+        if folder is not None or not is_named(data or "digits"):
+            check_words(data, folder)
 
 
 def run_advise(arguments: argparse.Namespace) -> None:

@@ -136,7 +136,7 @@ def train_recipe(arguments: argparse.Namespace, task: Any) -> None:
     else:
         recipe = task.recipe_of(given, arguments.config)
         if getattr(arguments, "pretrained", False):
-            recipe = _from_pretrained(recipe)
+            recipe = _from_pretrained(recipe, task)
         network = task.network_name(recipe.to_dict())
         folder = run_folder(arguments, network, recipe.attention, Path(recipe.data).name)
     summary = api.train(recipe, folder, resume=arguments.resume is not None, log=say)
@@ -160,12 +160,13 @@ def _check_resumes_alone(arguments: argparse.Namespace) -> None:
         )
 
 
-def _from_pretrained(recipe: Any) -> Any:
+def _from_pretrained(recipe: Any, task: Any) -> Any:
     """The recipe with the authors' weights of its network as its initial ones, which are there then."""
     from subquad.models.pretrained import PREFIX, pretrained_file
 
     if recipe.initial_checkpoint is not None:
         raise SubquadError(f"it starts from {recipe.initial_checkpoint} already: leave out --pretrained")
+    task.check_data(recipe.data, recipe.data_dir)
     pretrained_file(recipe.model)
     return recipe.replace(initial_checkpoint=f"{PREFIX}{recipe.model}")
 

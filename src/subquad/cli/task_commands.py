@@ -129,9 +129,12 @@ def _add_predict(commands: Commands, name: str, task: Any) -> None:
 def _predict(arguments: argparse.Namespace, task: Any) -> None:
     """Predict, and print what is found."""
     from subquad.runs import open_trained
+    from subquad.tasks.image_files import check_there
     from subquad.tasks.task_contract import text_of
 
-    trained = open_trained(_source(arguments, task), task=task.name)
+    source = _source(arguments, task)
+    check_there(arguments.images)
+    trained = open_trained(source, task=task.name)
     settings = values_of(task.prediction_flags, vars(arguments))
     for predicted in task.predict(trained, arguments.images, say, **settings):
         say(text_of(task, "predict", predicted))

@@ -51,6 +51,37 @@ def load_dataset(
     return ImageDataset(source, name, strict=strict)
 
 
+def check_words(data: str | None, data_dir: Path | str | None) -> None:
+    """Raise for what a user calls data where it can be seen to be wrong before anything is opened or fetched.
+
+    Raises:
+        SubquadError: there are no such data, or both words are folders or archives, of which one would be passed over.
+    """
+    if data is None or not str(data).strip():
+        return
+    if is_named(data):
+        if data in ("imagenet", "folder") and not data_dir:
+            raise _needs_folder(data)
+        # where those of the hub are kept is a folder that is made
+        if data_dir and not data.startswith("hfds/"):
+            check_places(data_dir)
+    elif not data_dir and not _is_path(data):
+        raise _unknown(data)
+    else:
+        check_places(data, data_dir)
+
+
+def check_places(data: Path | str | None, data_dir: Path | str | None = None) -> None:
+    """Raise where data that no name stands for are not there, or are in two places, as `check_words` does."""
+    place = find_path(data_dir or data or "")
+    if not place.exists():
+        raise SubquadError(not_there("folder or archive", place))
+    if data and data_dir and find_path(data).exists():
+        raise SubquadError(
+            f"data {data} and data_dir {data_dir} are two places, and the second would be read: leave out one of them"
+        )
+
+
 def _find(name: str, split: str, data_dir: Path | None, max_images: int | None) -> Source:
     kind, _, rest = name.partition("/")
     drawn, _, settings = name.partition(":")
@@ -64,19 +95,31 @@ def _find(name: str, split: str, data_dir: Path | None, max_images: int | None) 
         return _cifar10(split, data_dir)
     if name in ("imagenet", "folder"):
         if data_dir is None:
-            raise SubquadError(f"data '{name}' needs data_dir, a folder with {LAYOUT}")
+            raise _needs_folder(name)
         return read_folder(data_dir, split)
     if kind == "torch" and rest:
         return read_torch(rest, split, _existing(data_dir))
     if kind == "hfds" and rest:
         return read_hub(rest, split, data_dir)
+    if not _is_path(name):
+        raise _unknown(name)
+    # they may have moved since they were called so
+    return read_folder(data_dir or find_path(name), split)
+
+
+def _is_path(name: str) -> bool:
+    """Whether there is something of this name, or it looks like a path: a missing folder is called so then."""
     path = find_path(name)
-    # what looks like a path is taken for one, so that a missing folder is called so
-    if path.exists() or len(path.parts) > 1 or path.suffix:
-        # they may have moved since they were called so
-        return read_folder(data_dir or path, split)
+    return path.exists() or len(path.parts) > 1 or bool(path.suffix)
+
+
+def _unknown(name: str) -> SubquadError:
     error = unknown_name("data, folder or archive", name, NAMES)
-    raise SubquadError(f"{error}; there is no folder {name} in {Path.cwd()}")
+    return SubquadError(f"{error}; there is no folder {name} in {Path.cwd()}")
+
+
+def _needs_folder(name: str) -> SubquadError:
+    return SubquadError(f"data '{name}' needs data_dir, a folder with {LAYOUT}")
 
 
 def _cifar10(split: str, data_dir: Path | None) -> Source:

@@ -26,8 +26,7 @@ def open_exported(path: Path | str, format: str | None = None) -> Runner:
         SubquadError: there is no such file or format, a package is missing, or it can't be opened as that.
     """
     path = Path(path)
-    if not path.is_file():
-        raise SubquadError(f"there is no file {path}")
+    check_file(path)
     if format is not None and format not in EXPORTERS:
         raise unknown_name("format", format, EXPORTERS)
     names = [format] if format else [one for one in EXPORTERS.usable_names() if EXPORTERS[one].suffix == path.suffix]
@@ -42,6 +41,12 @@ def open_exported(path: Path | str, format: str | None = None) -> Runner:
         except Exception as error:
             reason = reason_of(error)
     raise SubquadError(f"{path} can't be opened as {' or '.join(names)}: {reason}")
+
+
+def check_file(path: Path | str) -> None:
+    """Raise where there is no file to open, before the network is that it was written from."""
+    if not Path(path).is_file():
+        raise SubquadError(f"there is no file {path}")
 
 
 def in_engine(trained: Any, path: Path | str) -> Any:

@@ -37,6 +37,13 @@ def image_files(paths: Path | str | Iterable[Path | str]) -> list[Path]:
     return [file for _, file in rooted_image_files(paths)]
 
 
+def check_there(paths: Iterable[Path | str]) -> None:
+    """Raise where an image or folder is not there, before a network is opened that may have to be fetched."""
+    for path in map(find_path, paths):
+        if not path.exists():
+            raise SubquadError(f"there is no image or folder {path}")
+
+
 def plan_outputs(paths: Path | str | Iterable[Path | str], folder: Path, endings: Sequence[str]) -> list[PlannedImage]:
     """Each image of `paths` once, and what is written of it: <folder>/<its place below what is named><ending>.
 

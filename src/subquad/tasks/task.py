@@ -160,6 +160,7 @@ class Task(ABC):
     @classmethod
     def recipe_of(cls, given: Mapping[str, Any], config: str | None = None) -> Any:
         """The recipe that some fields describe, on top of a recipe's name or file, or else of `default_recipe`."""
+        cls.check_given_data(given)
         source = config or cls.default_recipe(given)
         base: Any = cls.recipe_class() if source is None else load_recipe(source, cls.recipe_class)
         recipe = base.replace(**given)
@@ -193,6 +194,20 @@ class Task(ABC):
     def default_recipe(cls, given: Mapping[str, Any]) -> str | None:
         """The name of the recipe for fields without one; None for what the class of recipes has by default."""
         return None
+
+    @classmethod  # noqa: B027 - what a task takes for data is its own affair
+    def check_data(cls, data: str | None, data_dir: str | None) -> None:
+        """Raise for words for data that can be seen to be wrong without opening these, before what takes long.
+
+        Raises:
+            SubquadError: there are no such data.
+        """
+
+    @classmethod
+    def check_given_data(cls, given: Mapping[str, Any]) -> None:
+        """Raise where some fields name two places of data; one of them may be in the place of a recipe's."""
+        if given.get("data") and given.get("data_dir"):
+            cls.check_data(given["data"], given["data_dir"])
 
     @classmethod
     def continued(cls, run: Path) -> str:

@@ -48,6 +48,9 @@ def compare(
     """
     check_comparison(recipe, mechanisms, seeds)
     check_no_run(Path(folder))
+    if pretrained:
+        # before weights are fetched
+        task_named(recipe.task).check_data(recipe.data, recipe.data_dir)
     starts = {name: _started(recipe, name, pretrained) for name in mechanisms}
     folder, (column, *further) = Path(folder), task_named(recipe.task).columns
     rows = []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.data import InputConfig, eval_transform, load_dataset, train_transform
+from subquad.data.opening import check_words
 from subquad.data.synthetic.long_distances import DRAWN
 from subquad.errors import SubquadError
 from subquad.flags import Flag, file_to_write, pixels, positive, whole
@@ -106,6 +107,10 @@ class Classification(Task):
             return OWN_RECIPES[data]
         size = NETWORKS[model].variant if model in NETWORKS else model
         return VARIANTS[size].recipe if size in VARIANTS else "deit"
+
+    @classmethod
+    def check_data(cls, data: str | None, data_dir: str | None) -> None:
+        check_words(data, data_dir)
 
     @classmethod
     def build(cls, **creation: Any) -> nn.Module:

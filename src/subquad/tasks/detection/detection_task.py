@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from subquad.data.opening import check_places
 from subquad.errors import SubquadError
 from subquad.flags import Flag, folder_to_write, share
 from subquad.models import create_model
@@ -122,6 +123,10 @@ class Detection(Task):
 
     collate = staticmethod(as_lists)
     eval_collate = staticmethod(as_lists)
+
+    @classmethod
+    def check_data(cls, data: str | None, data_dir: str | None) -> None:
+        check_places(data, data_dir)
 
     @classmethod
     def build(cls, **creation: Any) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.data.opening import check_places
 from subquad.errors import SubquadError
 from subquad.flags import Flag, file_to_write, folder_to_write
 from subquad.models import create_model
@@ -128,6 +129,10 @@ class Segmentation(Task):
 
     collate = staticmethod(stack)
     eval_collate = staticmethod(leave_apart)
+
+    @classmethod
+    def check_data(cls, data: str | None, data_dir: str | None) -> None:
+        check_places(data, data_dir)
 
     @classmethod
     def build(cls, **creation: Any) -> nn.Module:
