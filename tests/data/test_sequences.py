@@ -180,7 +180,7 @@ def test_complaints_are_one_line(sources, tmp_path):
     for task, given, text in [
         ("listop", {}, "unknown task 'listop': did you mean listops"),
         ("listops", {"settings": {"longst": 3}}, "unknown setting of the data of listops 'longst'"),
-        ("image", {"settings": {"count": 3}}, "unknown setting of the data of image 'count'"),
+        ("image", {"settings": {"count": 3}}, "the data of image are read and have no settings, got count"),
         ("text", {}, "text is not ours to give away: name with data_dir where IMDb's archive"),
         ("text", {"data_dir": tmp_path / "no"}, "there is no folder or archive"),
         ("text", {"data_dir": tmp_path / "text.tsv"}, "text.tsv is neither a folder nor an archive"),

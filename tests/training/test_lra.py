@@ -80,7 +80,29 @@ def test_runs_on_other_data_or_for_less_long_say_that_they_do_not_compare_with_w
     assert not LongRange.unlike_published(recipe.to_dict())
     assert not LongRange.unlike_published(recipe.replace(attention="pola", lr=1e-3, seed=3).to_dict())
     assert "epochs 1 in place of" in LongRange.unlike_published(recipe.replace(epochs=1).to_dict())
-    assert "data_settings {'count': 9}" in LongRange.unlike_published({"data": task, "data_settings": {"count": 9}})
+    assert "data_settings count=9 in place of" in LongRange.unlike_published(
+        {"data": task, "data_settings": {"count": 9}}
+    )
+
+
+def test_settings_that_data_have_not_are_refused_before_the_first_run(runs, tmp_path, capsys):
+    """They were behind the heading of a run, and a task without any was said to know "it has none"."""
+    for task, setting, said in [
+        ("pathfinder", "countt=9", "did you mean count"),
+        ("image", "count=9", "the data of image are read and have no settings, got count: leave out data_settings"),
+    ]:
+        assert main(["lra", "--task", task, "--data-settings", setting, "--attention", "linear", *runs]) == 2
+        shown = capsys.readouterr()
+        assert said in shown.err and not shown.out and not list(tmp_path.iterdir())
+
+
+def test_what_is_unlike_the_published_is_said_as_flags_have_it():
+    """It was said as Python has it, {'count': 50000} and None."""
+    said = LongRange.unlike_published({"data": "image", "data_settings": {}, "max_train_images": 7})
+    assert said.endswith(": max_train_images 7 in place of none.")
+    usual = load_recipe("listops_small", LraRecipe).to_dict()
+    said = LongRange.unlike_published(usual)
+    assert "data_settings count=50000,shortest=64,longest=256 in place of none" in said
 
 
 @pytest.mark.slow

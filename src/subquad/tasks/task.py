@@ -184,7 +184,7 @@ class Task(ABC):
             except SubquadError:
                 # it is wrong by itself, and is refused where it is made
                 return
-            words = ", ".join(f"{name} {_in_words(value)}" for name, value in carried.items())
+            words = ", ".join(f"{name} {in_words(value)}" for name, value in carried.items())
             raise SubquadError(
                 f"the recipe {source} is for {base.model} and says {words}, which {recipe.model} does not take "
                 f"({error}): give flags of your own for these, where 'none' leaves one out, and '' settings"
@@ -387,6 +387,8 @@ class Task(ABC):
         raise SubquadError(f"{cls.name} has no pictures of what its networks make of images")
 
 
-def _in_words(value: Any) -> str:
+def in_words(value: Any) -> str:
     """A field's value as a flag has it."""
+    if value is None or value == {}:
+        return "none"
     return ",".join(f"{key}={entry}" for key, entry in value.items()) if isinstance(value, Mapping) else str(value)

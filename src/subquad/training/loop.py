@@ -57,7 +57,9 @@ class Trainer:
         self.is_main = accelerator.is_main_process
         self.log = log if self.is_main else silent
         self.total_batch = recipe.batch_size * recipe.grad_accum_steps * accelerator.num_processes
-        self.updates_per_epoch = count_updates(len(task.train_images), self.total_batch, recipe.updates_per_epoch)
+        self.updates_per_epoch = count_updates(
+            len(task.train_images), self.total_batch, recipe.updates_per_epoch, task.examples
+        )
         self.bare: nn.Module = task.model.to(accelerator.device)
         self.ema = None
         if recipe.model_ema:

@@ -44,7 +44,7 @@ def seeded(*key: int) -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def count_updates(images: int, total_batch: int, wanted: int | None) -> int:
+def count_updates(images: int, total_batch: int, wanted: int | None, examples: str = "images") -> int:
     """Updates of an epoch: as many as the images have, or as are `wanted`.
 
     Raises:
@@ -53,11 +53,11 @@ def count_updates(images: int, total_batch: int, wanted: int | None) -> int:
     whole = images // total_batch
     if not whole:
         raise SubquadError(
-            f"{images} training images are less than one batch of {total_batch}: take a smaller --batch-size"
+            f"{images} training {examples} are less than one batch of {total_batch}: take a smaller --batch-size"
         )
     if wanted is not None and not 1 <= wanted <= whole:
         raise SubquadError(
-            f"updates_per_epoch goes from 1 to {whole}, as many as {images} training images have, got {wanted}"
+            f"updates_per_epoch goes from 1 to {whole}, as many as {images} training {examples} have, got {wanted}"
         )
     return whole if wanted is None else wanted
 

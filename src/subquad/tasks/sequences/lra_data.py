@@ -111,9 +111,7 @@ def load_sequences(
     if split not in ("train", "validation", "test"):
         raise unknown_name("split", split, ("train", "validation", "test"))
     what, settings = SEQUENCES[task], dict(settings or {})
-    for name in settings:
-        if name not in what.settings:
-            raise unknown_name(f"setting of the data of {task}", name, what.settings or {"it has none"})
+    check_settings(task, settings)
     if what.needed is not None:
         if data_dir:
             raise SubquadError(f"{task} is generated and not read from {data_dir}: leave out data_dir")
@@ -126,6 +124,16 @@ def load_sequences(
     if max_sequences is not None:
         source = source.part(thin_out(source.labels.tolist(), max_sequences))
     return SequenceDataset(source, task, max_length)
+
+
+def check_settings(task: str, settings: Mapping[str, Any]) -> None:
+    """Raise for the name of a setting that data of a task have not."""
+    known = SEQUENCES[task].settings
+    for name in settings:
+        if not known:
+            raise SubquadError(f"the data of {task} are read and have no settings, got {name}: leave out data_settings")
+        if name not in known:
+            raise unknown_name(f"setting of the data of {task}", name, known)
 
 
 def _check_length(task: str, needed: int, max_length: int) -> None:

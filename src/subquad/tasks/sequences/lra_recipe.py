@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from subquad.errors import SubquadError
 from subquad.tasks.common_recipe import CommonRecipe
 from subquad.tasks.recipe_fields import option
-from subquad.tasks.sequences.lra_data import SEQUENCES
+from subquad.tasks.sequences.lra_data import SEQUENCES, check_settings
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class LraRecipe(CommonRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # in front of the first of several runs
+        check_settings(self.data, self.data_settings)
         if self.vocab_size is not None and self.vocab_size < SEQUENCES[self.data].symbols:
             raise SubquadError(
                 f"{self.data} has {SEQUENCES[self.data].symbols} symbols, a vocab_size of {self.vocab_size} is too few"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.attention import ATTENTION, traits_of
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError
 from subquad.flags import Flag
 from subquad.models import load_checkpoint, names_in
 from subquad.tasks.accuracy import evaluate
@@ -24,7 +24,7 @@ from subquad.tasks.sequences.lra_judging import (
 from subquad.tasks.sequences.lra_published import PUBLISHED
 from subquad.tasks.sequences.lra_recipe import LraRecipe
 from subquad.tasks.sequences.sequence_network import SequenceClassifier, create_sequence_model
-from subquad.tasks.task import Column, KnownResult, Row, Task
+from subquad.tasks.task import Column, KnownResult, Row, Task, in_words
 
 _SET_UP = ("data_settings", "max_length", "max_train_images", "epochs", "updates_per_epoch", "batch_size")
 """The fields of a recipe that say what is learnt, and for how long: published figures are of those of its task."""
@@ -177,5 +177,5 @@ class LongRange(Task):
         known = [name for name in _SET_UP if name in facts and facts[name] != usual[name]]
         if not known:
             return ""
-        others = ", ".join(f"{name} {shown(facts[name])} in place of {shown(usual[name])}" for name in known)
+        others = ", ".join(f"{name} {in_words(facts[name])} in place of {in_words(usual[name])}" for name in known)
         return f"These runs do not compare with what is published, which is of the set-up {facts['data']}: {others}."
