@@ -86,6 +86,27 @@ def test_a_folder_without_a_name_is_not_the_one_that_one_stands_in(tmp_path, mon
     assert "names no folder" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+def test_files_of_somebody_else_are_not_written_over(name, tmp_path, capsys):
+    """A project's README was replaced by the model card, without a word."""
+    (tmp_path / name).write_text("# mine, about subquad")
+    assert main(["upload", str(RUN), f"local-dir:{tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path} has {name} of somebody else" in said and said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "# mine, about subquad"
+
+
+def test_what_was_not_trained_here_is_refused_with_what_is_uploaded(tmp_path, capsys):
+    """It was told to say timm/NAME --weights FILE, which `upload` does not take."""
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=12, num_heads=2, num_classes=2, img_size=32)
+    timm.models.save_for_hf(model, tmp_path / "my-vit", safe_serialization=True)
+    assert main(["upload", str(tmp_path / "my-vit"), f"local-dir:{tmp_path / 'hub'}"]) == 2
+    said = capsys.readouterr().err
+    assert "what was trained or converted here is uploaded" in said and "--weights" not in said
+    assert not (tmp_path / "hub").exists()
+
+
 def test_a_conversion_opens_from_its_folder_without_its_teacher(tmp_path, capsys):
     teacher = shutil.copytree(RUN, tmp_path / "teacher")
     plan = Plan(str(teacher), "digits", attention="linear", align_updates=0, distil_updates=0, batch_size=16)

@@ -13,8 +13,12 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("network", nargs="+", metavar="NAME", help="networks, see `subquad list models --pretrained`")
 
     sub = commands.add("upload", run_upload)
-    sub.add_argument("checkpoint", type=to_read, metavar="RUN", help="run folder, or a weight file of one")
-    sub.add_argument("target", metavar="OWNER/NAME", help="the repository, or local-dir:FOLDER")
+    sub.add_argument("checkpoint", type=to_read, metavar="RUN", help="folder of a run or conversion, or a file of it")
+    sub.add_argument(
+        "target",
+        metavar="OWNER/NAME",
+        help="the repository, or local-dir:FOLDER; there what an upload wrote is replaced, and nothing else",
+    )
     sub.add_argument("--private", action="store_true", help="a new repository is shown to nobody else")
 
 

@@ -16,8 +16,12 @@ from subquad.runs.opened_networks import FOLDERS
 from subquad.runs.run_records import Run, read_run
 from subquad.tasks.class_names import all_named
 from subquad.text import one_line, si
-from subquad.weights.files import save_weights
+from subquad.weights.files import read_note, save_weights
 from subquad.writing import WriteError, replacing, temporary_folder, write_json, write_text
+
+CARD = "README.md"
+TAG = "subquad"
+"""What each of our cards has among its tags."""
 
 
 def save_for_hf(source: Path | str, folder: Path | str) -> Path:
@@ -26,24 +30,28 @@ def save_for_hf(source: Path | str, folder: Path | str) -> Path:
     Args:
         source: a run folder, whose best weights are taken, or a weight file that training wrote; or the folder of a
             conversion, of which timm can make nothing, and we can.
-        folder: gets model.safetensors, README.md, the model card, and config.json, which a conversion has none of.
+        folder: gets model.safetensors, README.md, the model card, and config.json, which a conversion has none of. What
+            was written by this before is replaced.
 
     Returns:
         The folder.
 
     Raises:
-        SubquadError: it is no classifier of images, or timm has no name for its host.
+        SubquadError: it is no classifier of images, or timm has no name for its host; or somebody else's files of these
+            names are in the folder.
     """
     folder, path = Path(folder), Path(source)
+    _check_ours(folder)
     for kind, module in FOLDERS.items():
         if (path / f"{kind}.json").is_file():
             weights, card = import_module(module).for_hub(path)
             _remove_config(folder)
             with replacing(folder / HUB_WEIGHTS) as aside:
                 shutil.copyfile(weights, aside)
-            write_text(folder / "README.md", card)
+            write_text(folder / CARD, card)
             return folder
     file = weight_file(source)
+    _check_trained_here(file)
     model: Any
     model, note = restore_model(file)
     run = read_run(file.parent) if (file.parent / "run.json").is_file() else None
@@ -51,8 +59,34 @@ def save_for_hf(source: Path | str, folder: Path | str) -> Path:
     _remove_config(folder)
     save_weights(model, folder / HUB_WEIGHTS, note)
     write_json(folder / HUB_CONFIG, config, indent=2)
-    write_text(folder / "README.md", _card(config, note, run, file))
+    write_text(folder / CARD, _card(config, note, run, file))
     return folder
+
+
+def _check_ours(folder: Path) -> None:
+    """Raise where a folder holds files that would be written over, and that no upload wrote."""
+    there = [name for name in (HUB_WEIGHTS, HUB_CONFIG, CARD) if (folder / name).exists()]
+    if there and not _is_our_card(folder / CARD):
+        raise SubquadError(
+            f"{folder} has {' and '.join(there)} of somebody else, which would be written over: remove them, or name "
+            "another folder"
+        )
+
+
+def _is_our_card(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    head = path.read_text(encoding="utf-8", errors="replace")[:1000]
+    return any(line.startswith("tags:") and TAG in line for line in head.splitlines())
+
+
+def _check_trained_here(file: Path) -> None:
+    """Raise for weights that say nothing of their network, of which no card can be written."""
+    if file.suffix == ".safetensors" and not read_note(file):
+        raise SubquadError(
+            f"{file} does not say which network it holds: what was trained or converted here is uploaded, a run "
+            "folder, its weight file or the folder of a conversion"
+        )
 
 
 def _remove_config(folder: Path) -> None:
