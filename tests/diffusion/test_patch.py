@@ -383,7 +383,7 @@ WRONG = {
     "agents": (0, 2.5, True),
     "k_scale": (float("nan"), None, "0.3"),
     "k_shortcut": (float("inf"), "a"),
-    "max_downsample": (0, 1.5, "2"),
+    "max_downsample": (0, 1.5, "2", 3, 16),
     "random": ("no", 2),
     "reuse": (-1, 1.5, "1"),
     "merge_mlp": ("yes",),

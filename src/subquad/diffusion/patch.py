@@ -27,7 +27,7 @@ from subquad.diffusion.patchable_layers import (
     training_steps,
 )
 from subquad.diffusion.processor import MergedAttention, Shared
-from subquad.diffusion.settings import EARLY, LATE, SWITCH, Settings
+from subquad.diffusion.settings import EARLY, FACTORS, FACTORS_IN_WORDS, LATE, SWITCH, Settings
 from subquad.errors import SubquadError
 from subquad.ranges import Count, Positive, Share, checks_arguments
 
@@ -210,6 +210,8 @@ def _patch(model: Any, early: Settings, late: Settings, max_downsample: int | No
 
 def _chosen(network: nn.Module, max_downsample: int | None) -> list[Map]:
     """The maps to patch."""
+    if max_downsample not in (None, *FACTORS):
+        raise SubquadError(f"max_downsample must be {FACTORS_IN_WORDS}, got {max_downsample}")
     maps = maps_of(network)
     if not maps:
         kind = type(network).__name__

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from subquad.errors import SubquadError
 from subquad.ranges import Positive, Share, check_fields
 
+FACTORS, FACTORS_IN_WORDS = (1, 2, 4, 8), "1, 2, 4 or 8"
+"""How far below the latent a level may be that is patched at most."""
+
 
 @dataclass(frozen=True)
 class Settings:
