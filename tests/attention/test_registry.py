@@ -14,7 +14,9 @@ from subquad import ATTENTION, SubquadError, TokenGrid, Traits, register_attenti
 from subquad.attention import traits_of
 from subquad.attention.contract import VOCABULARY, check_mechanism, of_another_forward
 from subquad.attention.sweeps import streaming_of
+from subquad.attention.traits import HOST_NAMES
 from subquad.cli import main
+from subquad.models import HOSTS
 
 
 def mean_attention():
@@ -123,11 +125,11 @@ def test_traits_say_what_they_can_be(traits, message):
         Traits(**traits)
 
 
-def test_settings_in_a_host_that_there_is_not_are_refused(clean):
-    """They were passed over without a word."""
-    register_attention("mean", broken(traits=Traits(in_hosts={"pvtv2": {}})))
-    with pytest.raises(SubquadError, match="unknown host in the traits of mean attention: 'pvtv2': did"):
-        subquad.create_model("deit_micro", attention="mean")
+def test_settings_in_a_host_that_there_is_not_are_refused_where_they_are_said():
+    """They were refused with the first network of the mechanism, in whatever host."""
+    assert set(HOST_NAMES) == set(HOSTS)
+    with pytest.raises(SubquadError, match="unknown host in a mechanism's in_hosts: 'pvtv2': did you mean pvt_v2"):
+        Traits(in_hosts={"pvtv2": {}})
 
 
 def test_a_setting_of_a_mechanism_without_settings_is_answered_with_that(clean):

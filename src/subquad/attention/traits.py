@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subquad.errors import SubquadError, shown
+from subquad.errors import SubquadError, shown, unknown_name
 
 QuietStart = Callable[[Any], object]
 """Sets what a fresh mechanism adds to its mixing to nothing, in place."""
@@ -18,6 +18,9 @@ KeyRemoval = Callable[[Tensor, Tensor], Tensor]
 
 REFUSABLE = ("padding", "prefix", "kv_grid")
 """What a mechanism may refuse to honour, see `Traits.refuses`."""
+
+HOST_NAMES = ("vit", "pvt", "pvt_v2", "swin", "cswin", "softnet", "lavit", "lavit_vit", "mllanet", "mavit", "hvit3")
+"""The keys of `subquad.models.HOSTS`, a room that knows this one: so traits are checked when they are said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,10 @@ class Traits:
         ):
             if not good:
                 raise SubquadError(f"a mechanism's {name} is {what}, got {shown(getattr(self, name))}")
+        for name in self.in_hosts:
+            if name not in HOST_NAMES:
+                # its settings would be passed over
+                raise unknown_name("host in a mechanism's in_hosts:", str(name), HOST_NAMES)
 
 
 def _is_table(value: Any) -> bool:

@@ -135,9 +135,6 @@ def _reach(host: Any, arguments: dict[str, Any], names: list[str], depths: Seque
 def _usual(host: str, mechanism: str, stage: int, depths: Sequence[int]) -> dict[str, Any]:
     """The settings that a mechanism has in a host, at a stage."""
     in_hosts = traits_of(ATTENTION[mechanism]).in_hosts
-    if unknown := [name for name in in_hosts if name not in HOSTS]:
-        # of a mechanism from outside: they would be passed over
-        raise unknown_name(f"host in the traits of {mechanism} attention:", unknown[0], HOSTS)
     return {
         key: _for_stages(value, depths)[stage] if isinstance(value, tuple) else value
         for key, value in in_hosts.get(host, {}).items()
