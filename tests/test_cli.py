@@ -1,7 +1,9 @@
 """The commands, as a user types them: what they print, and that a mistake is one line and a non-zero exit."""
 
+import argparse
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +123,25 @@ def test_what_parsers_repeat_of_the_library_is_what_it_says():
 
 
 QUICK = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS if COMMANDS[name][0] != "task_commands")]
+
+
+def test_help_says_defaults_that_say_something():
+    """It had "(default: None)" behind flags that must be given, and "(default: False)" behind switches."""
+    texts = {" ".join(name): parser.format_help() for name, parser in leaves(make_parser())}
+    assert len(texts) > 20
+    for name, text in texts.items():
+        assert not re.search(r"\(default:\s+(None|False|\[\]|)\)", text), name
+    assert re.search(r"\(default:\s+agent\)", texts["convert"]) and re.search(r"\(default:\s+0\)", texts["eval"])
+
+
+def leaves(parser, words=()):
+    """The parsers of commands, with their words."""
+    for action in parser._actions:
+        if isinstance(action.choices, dict) and action.nargs == argparse.PARSER:
+            for word, own in action.choices.items():
+                yield from leaves(own, (*words, word))
+            return
+    yield words, parser
 
 
 def test_help_is_shown_without_what_takes_seconds_to_import(tmp_path):

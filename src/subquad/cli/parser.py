@@ -17,6 +17,16 @@ FREE_TEXTS = ("prompt", "negative_prompt")
 """Arguments that may be empty, as they say something in words."""
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows what a flag is where it is left out, where that says something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        # 0 is a number that says something
+        if action.required or action.default is False or action.default in (None, "", []):
+            return action.help
+        return super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one line, with the nearest flag suggested."""
 
@@ -24,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """Why the command can't be had; its arguments are not looked at then."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **settings)
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **settings)
         text = "show the trace of what goes wrong, as SUBQUAD_DEBUG=1 does"
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=text)
 
