@@ -676,6 +676,10 @@ def test_files_do_not_say_where_the_code_stood_that_wrote_them(format, tmp_path)
         ({"a": {(1, 2): 3}}, "the note 'a' must be JSON .*: keys must be str"),
         ({3: "a"}, "notes have names, texts such as 'classes', got 3"),
         ({"": "a"}, "notes have names, .*, got ''"),
+        # OpenVINO's file held "a" alone
+        ({"author": "a\0b"}, r"the note 'author' has the character '\\x00', which files do not hold: leave it out"),
+        ({"a\0b": "c"}, r"the note 'a\\x00b' has the character"),
+        ({"file": "a\udcff"}, r"the note 'file' has the character '\\udcff'"),
     ],
 )
 def test_notes_that_no_file_can_hold_are_one_line_before_anything_is_traced(notes, message, tmp_path, monkeypatch):

@@ -36,15 +36,25 @@ def as_texts(notes: Mapping[str, Any]) -> dict[str, str]:
     """Give each note as a text, JSON where it is none already: formats hold nothing else.
 
     Raises:
-        SubquadError: a name is no text or empty, or a note is no JSON.
+        SubquadError: a name is no text or empty, a note is no JSON, or one of them has characters that not all formats
+            hold.
     """
-    return {_name(name): note if isinstance(note, str) else _json(name, note) for name, note in notes.items()}
+    return {
+        _name(name): _text(name, note) if isinstance(note, str) else _json(name, note) for name, note in notes.items()
+    }
 
 
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise SubquadError(f"notes have names, texts such as 'classes', got {shown(name)}")
-    return name
+    return _text(name, name)
+
+
+def _text(name: str, text: str) -> str:
+    # OpenVINO's files end a text at NUL, and no file holds halves of characters
+    if wrong := next((one for one in text if one == "\0" or "\ud800" <= one <= "\udfff"), None):
+        raise SubquadError(f"the note {shown(name)} has the character {wrong!r}, which files do not hold: leave it out")
+    return text
 
 
 def _json(name: str, note: Any) -> str:
