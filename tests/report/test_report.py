@@ -200,6 +200,21 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
         find_runs([tmp_path / "nowhere"])
 
 
+def test_a_page_of_somebody_else_is_not_written_over(make_run, tmp_path):
+    """A test runner's report.html, say: it went without a word, as the command's own name for its page is that."""
+    run = make_run("run", "linear")
+    page = tmp_path / "report.html"
+    page.write_text("<!doctype html><title>mine</title>")
+    with pytest.raises(SubquadError, match="is there already and is no page of subquad: remove it, or"):
+        subquad.report(run, page, scaling=False)
+    assert "mine" in page.read_text()
+    page.write_text("")
+    for _ in range(2):
+        # its own is replaced
+        subquad.report(run, page, scaling=False)
+    assert "linear" in page.read_text()
+
+
 def test_a_report_that_is_not_named_html_is_refused(make_run, tmp_path):
     with pytest.raises(SubquadError, match=r"name it like .*page\.html"):
         subquad.report([make_run("one", "agent")], tmp_path / "page.pdf", scaling=False)

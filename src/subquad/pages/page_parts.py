@@ -49,11 +49,18 @@ def own_file(name: str) -> Markup:
     return Markup((files("subquad.pages") / name).read_text(encoding="utf-8"))
 
 
+MARK = b'<div id="tip" role="status"></div>'
+"""What each of our pages has, those of earlier versions too."""
+
+
 def check_page(path: Path) -> None:
-    """Raise where a page is not named as one, or can't be written."""
+    """Raise where a page is not named as one, can't be written, or would be written over a file of somebody else."""
     if path.suffix != ".html":
         raise SubquadError(f"the report is an HTML page: name it like {path.with_suffix('.html')}")
     check_place(path)
+    if path.is_file() and path.stat().st_size and MARK not in path.read_bytes():
+        # as of a test runner, which calls its page so, too
+        raise SubquadError(f"{path} is there already and is no page of subquad: remove it, or name another")
 
 
 def write_page(path: Path, title: str, sections: Sequence[Markup]) -> None:
