@@ -512,6 +512,25 @@ def test_int8_of_onnx_is_made_of_fp32_and_leaves_logging_as_it_is(tmp_path):
         logging.disable(logging.NOTSET)
 
 
+@pytest.mark.parametrize("content", ["nothing", "cut", "emptied"])
+def test_broken_files_are_one_line_without_the_traces_that_pytorch_logs(content, tmp_path, capfd):
+    path = tmp_path / "bad.pt2"
+    if content == "nothing":
+        path.write_bytes(b"nothing")
+    else:
+        export(Mean(), whole := tmp_path / "mean.pt2", format="pt2", img_size=8)
+        path.write_bytes(whole.read_bytes()[:2000])
+    if content == "emptied":
+        with zipfile.ZipFile(whole) as there, zipfile.ZipFile(path, "w") as without:
+            for name in there.namelist():
+                without.writestr(name, b"{}" if name.endswith(".json") else there.read(name))
+    capfd.readouterr()
+    with pytest.raises(SubquadError, match=r"^[^\n]*bad.pt2 can't be opened as pt2 or aoti: [^\n]*$"):
+        open_exported(path)
+    assert capfd.readouterr() == ("", "")
+    assert not logging.root.manager.disable
+
+
 def test_files_are_opened_by_their_suffix_or_by_the_format_that_is_named(tmp_path):
     export(Mean(), tmp_path / "mean.pt2", format="pt2", img_size=8)
     (tmp_path / "mean.txt").write_bytes((tmp_path / "mean.pt2").read_bytes())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from subquad.errors import SubquadError, reason_of, unknown_name
 from subquad.exports.exporting import exporter_named
 from subquad.exports.formats import EXPORTERS, Runner
+from subquad.exports.quiet_logs import without_warnings
 from subquad.ranges import checks_arguments
 from subquad.text import counted
 
@@ -35,7 +36,9 @@ def open_exported(path: Path | str, format: str | None = None) -> Runner:
         raise SubquadError(f"what was exported ends in {suffixes}, got {path.name}")
     for name in names:
         try:
-            return exporter_named(name).load(path)
+            # PyTorch logs the trace of what is no file of its format, which another may open
+            with without_warnings():
+                return exporter_named(name).load(path)
         except SubquadError:
             raise
         except Exception as error:

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from subquad.errors import SubquadError
 from subquad.exports.complex_constants import with_real_constants
 from subquad.exports.quantizing import nothing_in_int8
+from subquad.exports.quiet_logs import without_warnings
 from subquad.exports.taken_sizes import TAKES, checked, said_of
 
 OPSET = 18
@@ -131,11 +132,7 @@ def quantize(path: Path) -> None:
     model.graph.value_info.extend(others)
     onnx.save(model, path)
     # it recommends a preparation that programs of torch.export have had
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
+    with without_warnings():
         quantize_dynamic(path, path, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
-    finally:
-        logging.disable(before)
     if not any(node.op_type == "MatMulInteger" for node in onnx.load(path).graph.node):
         raise nothing_in_int8()
