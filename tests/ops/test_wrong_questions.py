@@ -1,5 +1,6 @@
 """What operations are asked for and can't do is said in one line, and the same by every backend."""
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -35,6 +36,17 @@ def test_tables_of_any_width_turn_alike_by_every_backend_or_are_refused(name, wi
             turned(name, q, k, v, rotation, "auto")
     else:
         assert_close(turned(name, q, k, v, rotation, "auto"), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [3, np.zeros((1, 2, 6, 8), np.float32)], ids=["number", "array"])
+@pytest.mark.parametrize(
+    "name", ["softmax_attention", "linear_attention", "pola_weights", "soft_attention", "mlp_branch"]
+)
+def test_what_is_no_tensor_is_said_in_one_line(name, wrong):
+    """It ended in PyTorch's words, 'str' object has no attribute 'type'."""
+    count = 7 if name == "mlp_branch" else 4 if name == "pola_weights" else 3
+    with pytest.raises(SubquadError, match=r"^[^\n]*(takes tensors|is a tensor), got [^\n]*(3|array)[^\n]*$"):
+        getattr(ops, name)(*[wrong] * count)
 
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])

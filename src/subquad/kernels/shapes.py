@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subquad.errors import SubquadError
+from subquad.errors import SubquadError, shown
 from subquad.tracing import is_exporting, is_traced
 
 REMEMBERED = 4096
@@ -46,6 +46,9 @@ class Shapes:
         if is_exporting():
             # sizes are symbols, and a comparison would hold the export to it
             return
+        for place, tensor in enumerate(tensors):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise SubquadError(f"{self.title} takes tensors, got {list(self.texts)[place]} {shown(tensor)}")
         shapes: Any = [None if tensor is None else tensor.shape for tensor in tensors]
         if is_traced():
             self._compare(shapes, sizes)

@@ -46,9 +46,9 @@ def mlp_branch(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
     tensors = x, norm_weight, norm_bias, first, first_bias, second, second_bias, scale
+    SHAPES.check(*tensors)
     # a kernel has one dtype for tokens and weights, autocast another for products than for sums
     lowered = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-    SHAPES.check(*tensors)
     cannot = "autocast decides on dtypes step by step" if lowered else None
     if any(one is None for one in tensors[:-1]):
         cannot = "it has no factors or no biases somewhere"

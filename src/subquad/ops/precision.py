@@ -7,6 +7,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from subquad.errors import SubquadError, shown
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -59,7 +61,7 @@ def _first(tensors: Sequence[object], settings: Mapping[str, object]) -> Tensor:
     """What decides on the dtype: the first argument, given by place or by name."""
     first = tensors[0] if tensors else next(iter(settings.values()), None)
     if not isinstance(first, Tensor):
-        raise TypeError(f"the first argument is a tensor, got {type(first).__name__}")
+        raise SubquadError(f"the first argument is a tensor, got {shown(first)}")
     return first
 
 
