@@ -500,7 +500,7 @@ MISTAKES = {
     "eval": "no weights are named: give a run folder or a weight file, or --model NAME --pretrained",
     "eval run --model agent_pvt_tiny --pretrained": "both run and pretrained/agent_pvt_tiny are named",
     "predict a.png": "give --checkpoint with a run folder or a weight file, or --model NAME --pretrained",
-    "predict a.png --model softmax_pvt_tiny --pretrained": "no released weights of 'softmax_pvt_tiny' are known here",
+    "predict . --model softmax_pvt_tiny --pretrained": "no released weights of 'softmax_pvt_tiny' are known here",
     "download agent_pvt": "no released weights of 'agent_pvt' are known here",
     "list hosts --pretrained": "--pretrained lists models",
     "train --resume run --pretrained": "in its own folder: leave out --pretrained",
