@@ -7,7 +7,6 @@ has a text; the DiT has 16×16 tokens. Both predict the noise of a cosine schedu
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.attention import ATTENTION
 from subquad.conversion import convert
-from subquad.conversion.families.diffusers_attention import DiffusersAttention
-from subquad.conversion.grid_recorder import GridRecorder
 from subquad.data import load_dataset
-from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, reason_of
-from subquad.grid import TokenGrid
 from subquad.holding import holding
-from subquad.models.attention_names import parse_blocks
 from subquad.training.engine import Interruptions
 from subquad.writing import replacing
 
@@ -92,33 +85,10 @@ def make_dit(*, toy: bool = False) -> Denoiser:
 NETWORKS: dict[str, Callable[..., Denoiser]] = {"unet": make_unet, "dit": make_dit}
 
 
-class SeesGrid:
-    """Hook of a module of a U-Net around its blocks: the map's height and width."""
-
-    def __init__(self, recorder: GridRecorder) -> None:
-        self.recorder = recorder
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        image = args[0] if args else kwargs["hidden_states"]
-        self.recorder.record(TokenGrid(*image.shape[-2:]))
-
-
 def converted(denoiser: Denoiser, name: str) -> Denoiser:
     """A copy whose self-attention is our mechanism's, behind the trained projections; for softmax a plain copy."""
     denoiser = deepcopy(denoiser)
-    if name == "softmax":
-        return denoiser
-    if not hasattr(denoiser.network, "down_blocks"):
-        return Denoiser(convert(denoiser.network, name, in_place=True))
-    ((word, settings),) = parse_blocks([name], [1])
-    for place in maps_of(denoiser.network):
-        side = SIDE // place.downsample
-        recorder = GridRecorder(0)
-        place.module.register_forward_pre_hook(SeesGrid(recorder), with_kwargs=True)
-        for _, block in place.blocks():
-            mechanism, grid = partial(ATTENTION[word], **settings), TokenGrid(side, side)
-            block.attn1 = DiffusersAttention(block.attn1, mechanism, grid=grid, recorder=recorder)
-    return denoiser
+    return denoiser if name == "softmax" else Denoiser(convert(denoiser.network, name, in_place=True))
 
 
 def load_images(archive: Path, split: str, count: int | None = None) -> tuple[Tensor, Tensor]:

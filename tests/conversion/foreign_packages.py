@@ -452,3 +452,52 @@ PACKAGES = {
     },
     "open_clip": {"tower": (tower_of_open_clip, [(3, 64, 64)])},
 }
+
+
+def of_lucidrains():
+    return of_package("denoising_diffusion_pytorch", "Unet", dim=16, dim_mults=(1, 2), full_attn=(True, True))
+
+
+LATENT = {"channels": (16, 32), "attention_levels": (False, True), "norm_num_groups": 8}
+
+
+def denoising(**more):
+    sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 1, "num_res_blocks": 1, "num_head_channels": 16}
+    return of_package("monai.networks.nets", "DiffusionModelUNet", **sizes | LATENT | more)
+
+
+def coding():
+    sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 1, "num_res_blocks": (1, 1), "latent_channels": 3}
+    return of_package("monai.networks.nets", "AutoencoderKL", **sizes, **LATENT)
+
+
+def of_taming():
+    sizes = {"ch": 32, "out_ch": 3, "ch_mult": (1, 2), "num_res_blocks": 1, "in_channels": 3, "resolution": 16}
+    return of_package("taming.modules.diffusionmodules.model", "Model", attn_resolutions=[8], **sizes)
+
+
+def step(time, channels, *sides, **more):
+    """What a U-Net is called with."""
+    return {"x": torch.randn(2, channels, *sides), time: torch.tensor([3, 7]), **more}
+
+
+TEXT = {"context": torch.randn(2, 5, 8)}
+CALLED = {
+    "denoising_diffusion_pytorch": {"U-Net": (of_lucidrains, partial(step, "time", 3), [(16, 16), (24, 16)])},
+    "monai": {
+        "U-Net": (denoising, partial(step, "timesteps", 1), [(16, 16), (24, 16)]),
+        "U-Net of texts": (
+            partial(denoising, with_conditioning=True, cross_attention_dim=8),
+            partial(step, "timesteps", 1, **TEXT),
+            [(16, 16), (24, 16)],
+        ),
+        "U-Net of volumes": (
+            partial(denoising, spatial_dims=3),
+            partial(step, "timesteps", 1),
+            [(8, 8, 8), (8, 12, 8)],
+        ),
+        "autoencoder": (coding, lambda *sides: {"x": torch.randn(2, 1, *sides)}, [(16, 16), (24, 16)]),
+    },
+    "taming": {"U-Net": (of_taming, partial(step, "t", 3), [(16, 16), (24, 16)])},
+}
+"""What makes networks that take more than images, what they are called with, and sizes; by package and name."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from foreign import difference, draw
 from foreign_packages import (
+    CALLED,
     PACKAGES,
     DepthAnything3,
     LikeSam3,
@@ -219,3 +220,24 @@ def test_layers_of_all_views_are_aligned():
     student = subquad.convert(model, "linear")
     fitted = align(student, lambda update: torch.randn(2, 3, 32, 96), teacher=model, updates=40, lr=3e-3)
     assert fitted.after[1] < fitted.before[1]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@torch.no_grad()
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package, some in CALLED.items() for name in some])
+def test_u_nets_and_autoencoders_of_the_package_itself_are_the_same_with_softmax(package, name):
+    pytest.importorskip(package)
+    make, call, sizes = CALLED[package][name]
+    torch.manual_seed(0)
+    model = make().eval()
+    draw(model)
+
+    def answers(network, given):
+        y = network(**given)
+        return y if isinstance(y, torch.Tensor) else y[1]
+
+    same, other = (subquad.convert(model, kind, given=call(*sizes[0])) for kind in ("softmax", "linear"))
+    for size in sizes:
+        given = call(*size)
+        assert difference(answers(same, given), answers(model, given)) < 1e-5
+        assert difference(answers(other, given), answers(model, given)) > 1e-5

@@ -207,6 +207,14 @@ def test_networks_that_want_more_than_images_are_refused_as_nothing_is_seen_of_t
         subquad.convert(Asking(Within), "softmax")
 
 
+def test_networks_that_want_more_than_images_are_told_what_a_call_brings():
+    teacher = Asking(Within).eval()
+    student = subquad.convert(teacher, "softmax", given={"images": torch.randn(1, 3, 32, 32), "prompt": 1.0})
+    for size in ((32, 32), (48, 24)):
+        images = torch.randn(2, 3, *size)
+        assert difference(student(images, 2.0), teacher(images, 2.0)) < 1e-6
+
+
 def test_layers_that_are_plain_where_nothing_is_handed_over_need_no_call():
     teacher = Asking(Unasked).eval()
     images = torch.randn(2, 3, 32, 32)

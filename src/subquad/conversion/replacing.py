@@ -99,7 +99,8 @@ def convert(
             CoAtNet), transformers (ViT, DeiT, DINOv2, DINOv3, SigLIP, CLIP, BEiT, DPT, RADIO, SAM, SegFormer and
             others), torchvision, or one built of `torch.nn.MultiheadAttention`; a Swin of theirs, whose converted
             blocks see the whole map unless the mechanism is quadratic; a transformer of diffusers (DiT, PixArt, SD3,
-            Flux, Qwen-Image, Wan and others), whose text tokens are prefix tokens; or one of ours.
+            Flux, Qwen-Image, Wan and others), whose text tokens are prefix tokens; a U-Net or an autoencoder of theirs,
+            or anybody's, with attention of maps; or one of ours.
         attention: a mechanism, with settings if wanted, as "agent:num_agents=16"; one for each replaced block as
             "agent+linear"; or by the block's number.
         blocks: numbers of the blocks to replace, from 0, negative ones from the end. By default all, of SAM those that

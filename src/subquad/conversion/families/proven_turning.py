@@ -55,7 +55,7 @@ class ProvenTurning(ProvenAttention):
         if call is None:
             why = "does not call it for images"
             if wrong is not None:
-                why = f"can't be run for images: {reason_without_path(wrong)[:200]}"
+                why = f"can't be run so: {reason_without_path(wrong)[:200]} (`given` says what a call of it takes)"
             raise SubquadError(
                 f"what a {type(original).__name__} is handed beside tokens can't be seen, as its network {why}; leave "
                 "its block out of `blocks`, or register a family (docs/convert.md)"
