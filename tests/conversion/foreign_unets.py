@@ -122,6 +122,22 @@ class OfLinear(nn.Module):
         return out.permute(0, 2, 1).view(b, c, height, width)
 
 
+class OfPlaces(nn.Module):
+    """Fewer channels of queries and keys, nothing behind, and a number that weighs what is added."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.query_conv, self.key_conv = nn.Conv2d(dim, dim // 8, 1), nn.Conv2d(dim, dim // 8, 1)
+        self.value_conv = nn.Conv2d(dim, dim, 1)
+        self.gamma = nn.Parameter(torch.full((1,), 0.7))
+
+    def forward(self, x):
+        b, _, height, width = x.shape
+        energy = torch.bmm(self.query_conv(x).flatten(2).permute(0, 2, 1), self.key_conv(x).flatten(2))
+        out = torch.bmm(self.value_conv(x).flatten(2), energy.softmax(dim=-1).permute(0, 2, 1))
+        return self.gamma * out.view(b, -1, height, width) + x
+
+
 class OfTokens(nn.Module):
     """A map's tokens through PyTorch's own layer, with an MLP behind."""
 
@@ -197,6 +213,7 @@ ATTENTION = {
     "one head": OfOneHead,
     "one head, scaled": OfOneHeadScaled,
     "linear": OfLinear,
+    "places": OfPlaces,
     "tokens": OfTokens,
     "blocks": OfBlocks,
 }

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from foreign_unets import ATTENTION, CHANNELS, OfOneHead, OfPixels, OfTokens, Plain, UNet, unet
+from foreign_unets import ATTENTION, CHANNELS, OfOneHead, OfPixels, OfPlaces, OfTokens, Plain, UNet, unet
 from mechanisms import refuses
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +17,7 @@ from subquad import SubquadError
 from subquad.conversion import align, conversion_of, converted_layers, distil, load_converted, save_delta
 from subquad.conversion.example_calls import as_outline, of_outline
 from subquad.conversion.families.map_readings import map_reading_of
+from subquad.conversion.families.proven_places import place_reading_of
 from subquad.conversion.towers import find_tower
 
 
@@ -52,7 +53,7 @@ def test_with_softmax_they_answer_as_before_at_any_size(name):
     assert answer(student, {"x": torch.randn(1, 3, 8, 8).double(), "time": torch.ones(1)}).shape == (1, 3, 8, 8)
 
 
-@pytest.mark.parametrize("name", ["pixels", "tokens", "blocks"])
+@pytest.mark.parametrize("name", ["pixels", "places", "tokens", "blocks"])
 @pytest.mark.parametrize("attention", MECHANISMS)
 def test_every_mechanism_runs_in_them(name, attention):
     if refuses(attention, "vit"):
@@ -133,11 +134,13 @@ def test_images_alone_need_a_size_and_nothing_else():
     assert len(converted_layers(subquad.convert(model, "linear"))) == 2
 
 
-def test_a_single_layer_that_stands_alone_is_found():
+@pytest.mark.parametrize("kernel", [3, 2])
+def test_a_single_layer_that_stands_alone_is_found(kernel):
     class Bottleneck(nn.Module):
         def __init__(self):
             super().__init__()
-            self.down = nn.Conv2d(3, CHANNELS, 3, stride=2, padding=1)
+            # cutting patches, or not
+            self.down = nn.Conv2d(3, CHANNELS, kernel, stride=2, padding=kernel // 2)
             self.attention = OfTokens(CHANNELS)
 
         def forward(self, x):
@@ -277,6 +280,15 @@ class Weighing(OfPixels):
         return x + self.gamma * super().forward(x)
 
 
+class OfKeysOfAll(OfPlaces):
+    """Softmax over queries instead of keys."""
+
+    def forward(self, x):
+        energy = torch.bmm(self.query_conv(x).flatten(2).mT, self.key_conv(x).flatten(2))
+        out = torch.bmm(self.value_conv(x).flatten(2), energy.softmax(dim=-1))
+        return self.gamma * out.view_as(x) + x
+
+
 class OfChannels(OfOneHead):
     """Attention of channels to each other."""
 
@@ -303,9 +315,33 @@ class Squeezing(nn.Module):
         return x * self.expand(self.reduce(x.mean(dim=(2, 3), keepdim=True))).sigmoid()
 
 
-@pytest.mark.parametrize("kind", [Weighing, OfChannels, WithinRows, Squeezing])
+@pytest.mark.parametrize("kind", [Weighing, OfKeysOfAll, OfChannels, WithinRows, Squeezing])
 def test_what_computes_something_else_is_not_taken_for_attention_of_a_map(kind):
-    assert map_reading_of(kind(CHANNELS)) is None
+    assert map_reading_of(kind(CHANNELS)) is None and place_reading_of(kind(CHANNELS)) is None
+
+
+def test_scenes_are_read_by_attention_of_places_behind_any_network():
+    """As in DANet: one layer, at an eighth of the image, behind convolutions whose strides are no patches."""
+
+    class Scenes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            strides = [nn.Conv2d(3 if not n else CHANNELS, CHANNELS, 3, stride=2, padding=1) for n in range(3)]
+            self.backbone, self.pam = nn.Sequential(*strides), OfPlaces(CHANNELS)
+            self.classes = nn.Conv2d(CHANNELS, 5, 1)
+
+        def forward(self, x):
+            return nn.functional.interpolate(self.classes(self.pam(self.backbone(x))), x.shape[-2:])
+
+    model = Scenes().eval()
+    student = subquad.convert(model, "softmax", img_size=(64, 96))
+    assert conversion_of(student).grid == (8, 12, 0)
+    for size in ((64, 96), (40, 72)):
+        x = {"x": torch.randn(2, 3, *size)}
+        assert off(answer(student, x), answer(model, x)) < 1e-5
+    linear = subquad.convert(model, "linear", img_size=(64, 96))
+    linear(x["x"]).square().mean().backward()
+    assert linear.pam.gamma.grad.abs() > 0 and linear.pam.query_conv.weight.grad.abs().sum() > 0
 
 
 def test_converted_layers_say_what_they_can_not_honour():

@@ -144,11 +144,11 @@ def find_tower(
         return _by_a_call(model, modules, _example_of(model, img_size), prefix)
     try:
         path, recorder = find_embedding(modules)
+        root = root_of(path, modules)
     except SubquadError as error:
         if (found := _found_by_a_call(model, modules, img_size, prefix)) is None:
             raise error from None
         return found
-    root = root_of(path, modules)
     if in_pyramid := paths_in_pyramid(root, modules):
         # one stage may hold the embedding, and others stand beside it
         root = holder_of([path, *paths_in_pyramid("", modules)], modules)

@@ -22,6 +22,7 @@ from torch import nn
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.families.proven_attention import ProvenAttention
 from subquad.conversion.families.proven_maps import stands_for_maps
+from subquad.conversion.families.proven_places import stands_for_places
 from subquad.conversion.families.proven_reducing import stands_for_reducing
 from subquad.conversion.families.proven_turning import stands_for_turning
 from subquad.conversion.families.proven_windows import stands_for_windows
@@ -29,6 +30,9 @@ from subquad.conversion.families.readings import reading_of
 from subquad.errors import SubquadError, shown
 from subquad.inference.foreign_halves import InFewSteps
 from subquad.plugins import Table, is_again, where_defined
+
+BY_NUMBERS = stands_for_reducing, stands_for_windows, stands_for_maps, stands_for_places
+"""What finds out by numbers what layers of anybody's classes compute, behind those of plain tokens."""
 
 REGISTERED: dict[str, type[ConvertedAttention]] = {}
 """What `register_family` added, by the full names of the foreign layers' classes."""
@@ -103,7 +107,10 @@ def converted_class(layer: nn.Module) -> type[ConvertedAttention] | None:
         return turning
     if reading_of(layer) is not None:
         return ProvenAttention
-    return stands_for_reducing(layer) or stands_for_windows(layer) or stands_for_maps(layer)
+    for stands_for in BY_NUMBERS:
+        if (found := stands_for(layer)) is not None:
+            return found
+    return None
 
 
 def standing_for(name: str) -> type[ConvertedAttention] | None:
