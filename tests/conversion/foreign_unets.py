@@ -26,6 +26,15 @@ class OfPixels(nn.Module):
         return self.to_out(rearrange(out, "b h (x y) d -> b (h d) x y", x=height, y=width))
 
 
+class OfNeighbours(OfPixels):
+    """Queries, keys and values of a pixel and its neighbours."""
+
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.to_qkv = nn.Conv2d(dim, 3 * dim, 3, padding="same", groups=2)
+        self.to_out = nn.Conv2d(dim, dim, 3, padding=2, dilation=2)
+
+
 class Memorizing(nn.Module):
     """The same behind a norm of its own, with keys and values that every pixel sees beside those of all pixels."""
 
@@ -208,6 +217,7 @@ class Residual(nn.Module):
 
 ATTENTION = {
     "pixels": lambda dim: Added(dim, OfPixels(dim)),
+    "neighbours": OfNeighbours,
     "memory": Memorizing,
     "vectors": OfVectors,
     "one head": OfOneHead,

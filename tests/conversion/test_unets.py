@@ -197,6 +197,22 @@ def test_maps_of_volumes_stand_below_one_another():
         assert off(answer(student, call), answer(model, call)) < 1e-5
 
 
+def test_halves_by_patches_hide_no_maps():
+    class Levels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            halves = [nn.Conv2d(CHANNELS if n else 3, CHANNELS, 2, stride=2) for n in range(2)]
+            self.downs = nn.ModuleList([nn.Sequential(half, OfOneHead(CHANNELS)) for half in halves])
+
+        def forward(self, x):
+            for down in self.downs:
+                x = down(x)
+            return x
+
+    tower = find_tower(Levels(), img_size=(32, 16))
+    assert [tuple(layer.grid.shape) for layer in tower.layers] == [(16, 8), (8, 4)]
+
+
 def test_stages_of_plain_layers_are_told_apart():
     class Stages(nn.Module):
         def __init__(self):
@@ -298,6 +314,17 @@ class OfChannels(OfOneHead):
         return x + self.proj_out(y.view_as(x))
 
 
+class Smaller(OfPixels):
+    """A map that is smaller than the one that is handed, filled up."""
+
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.to_out = nn.Conv2d(dim, dim, 3, padding="valid")
+
+    def forward(self, x):
+        return nn.functional.pad(super().forward(x), (1, 1, 1, 1))
+
+
 class WithinRows(OfPixels):
     """Attention of each row of a map alone."""
 
@@ -315,7 +342,7 @@ class Squeezing(nn.Module):
         return x * self.expand(self.reduce(x.mean(dim=(2, 3), keepdim=True))).sigmoid()
 
 
-@pytest.mark.parametrize("kind", [Weighing, OfKeysOfAll, OfChannels, WithinRows, Squeezing])
+@pytest.mark.parametrize("kind", [Weighing, OfKeysOfAll, Smaller, OfChannels, WithinRows, Squeezing])
 def test_what_computes_something_else_is_not_taken_for_attention_of_a_map(kind):
     assert map_reading_of(kind(CHANNELS)) is None and place_reading_of(kind(CHANNELS)) is None
 

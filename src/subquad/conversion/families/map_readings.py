@@ -1,7 +1,7 @@
 """How an attention layer of anybody's class computes that is handed a map, as U-Nets and decoders have it.
 
-What is projected are a map's pixels, by convolutions of one pixel or by linear layers, and the map that is answered has
-often the one that was handed added. Else such layers are read as those of tokens are (`readings.py`).
+What is projected are a map's pixels, by convolutions or by linear layers, and the map that is answered has often the one
+that was handed added. Else such layers are read as those of tokens are (`readings.py`).
 
 Letters: b batch, n tokens, c channels, y x rows and columns.
 """
@@ -56,8 +56,8 @@ class Form(NamedTuple):
 MAP, ROWS, TOKENS = Form("map"), Form("rows"), Form("tokens")
 
 
-class Pointwise(NamedTuple):
-    """What computes of each pixel alone: how it is called, and its channels."""
+class Projection(NamedTuple):
+    """What gives a vector for each pixel: how it is called, and its channels."""
 
     form: Form
     in_features: int
@@ -82,19 +82,24 @@ class MapReading:
     memory: str | None = None
 
 
-def pointwise_of(part: nn.Module | None) -> Pointwise | None:
-    """How a part computes that is a convolution of one pixel, or a linear layer, or begins with one."""
+def projection_of(part: nn.Module | None) -> Projection | None:
+    """How a part computes that is a linear layer, or a convolution that leaves a map its size, or begins with one."""
     if type(part) is nn.Sequential and len(part) and not any(True for one in part[1:] for _ in one.parameters()):
-        return pointwise_of(part[0])
+        return projection_of(part[0])
     if type(part) is nn.Linear:
-        return Pointwise(TOKENS, part.in_features, part.out_features)
+        return Projection(TOKENS, part.in_features, part.out_features)
     convolution: Any = part
-    if type(part) is nn.Conv1d or (part is not None and is_conv(part)):
-        plain = set(convolution.kernel_size) == set(convolution.stride) == {1} and convolution.groups == 1
-        if plain and not any(convolution.padding):
-            form = ROWS if type(part) is nn.Conv1d else MAP
-            return Pointwise(form, convolution.in_channels, convolution.out_channels)
+    if (type(part) is nn.Conv1d or (part is not None and is_conv(part))) and _keeps_sizes(convolution):
+        form = ROWS if type(part) is nn.Conv1d else MAP
+        return Projection(form, convolution.in_channels, convolution.out_channels)
     return None
+
+
+def _keeps_sizes(convolution: Any) -> bool:
+    if set(convolution.stride) != {1} or isinstance(convolution.padding, str):
+        return bool(convolution.padding == "same")
+    sides = zip(convolution.kernel_size, convolution.dilation, convolution.padding, strict=True)
+    return all(2 * before == (size - 1) * apart for size, apart, before in sides)
 
 
 def map_reading_of(layer: nn.Module) -> MapReading | None:
@@ -122,7 +127,7 @@ def _holding(height: int, width: int) -> Remembered[bool]:
 def _parts_of(layer: nn.Module) -> Parts | None:
     """The parts of a layer that may be attention; None where it can't be, or is more than its parts."""
     with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
-    pointwise = {name: one for name, part in with_weights.items() if (one := pointwise_of(part)) is not None}
+    pointwise = {name: one for name, part in with_weights.items() if (one := projection_of(part)) is not None}
     norms = tuple(name for name, part in with_weights.items() if name not in pointwise and is_norm(part))
     own = [one for one in layer._parameters.values() if one is not None]
     is_plain = len(pointwise) + len(norms) == len(with_weights) and is_without_tables(layer)
@@ -155,7 +160,7 @@ def _ask(twin: Any, parts: Parts | Reading, shape: tuple[int, int, int]) -> _Ask
 
 
 def _channels(layer: Any, reading: Reading) -> int:
-    first = pointwise_of(getattr(layer, reading.projections[0]))
+    first = projection_of(getattr(layer, reading.projections[0]))
     assert first is not None
     return first.in_features
 
@@ -191,10 +196,6 @@ _readings_found = Remembered(_read)
 def _on_maps(reading: Reading, parts: Parts, layer: nn.Module) -> Iterator[MapReading]:
     """The same of maps, with its norms called in each way in which they may be."""
     memory = next((name for name, one in layer._parameters.items() if one is not None), None)
-    if memory is not None:
-        _, heads, _, width = getattr(layer, memory).shape
-        if (heads, width) != (reading.num_heads, reading.width):
-            return
     pointwise: Any = parts.linear
     forms = {name: pointwise[name].form for name in (*reading.projections, reading.proj)}
     first = forms[reading.projections[0]]

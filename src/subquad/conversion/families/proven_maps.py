@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention, Mechanism
 from subquad.conversion.families.map_attention import MapRecorder
-from subquad.conversion.families.map_readings import MAP, holds_on, map_reading_of, pointwise_of
+from subquad.conversion.families.map_readings import MAP, holds_on, map_reading_of, projection_of
 from subquad.conversion.families.proven_attention import ProvenLayer, refuse_number
 from subquad.conversion.grid_recorder import GridRecorder
 from subquad.errors import SubquadError
@@ -42,7 +42,7 @@ class ProvenMapAttention(ProvenLayer):
         return TokenGrid(*x.shape[2:])
 
     def tokens_width(self, original: nn.Module) -> int:
-        first = pointwise_of(original.get_submodule(self.read_as.projections[0]))
+        first = projection_of(original.get_submodule(self.read_as.projections[0]))
         assert first is not None
         return first.in_features
 

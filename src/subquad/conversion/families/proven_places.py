@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.families.map_attention import MapRecorder
-from subquad.conversion.families.map_readings import ASKED_MAPS, MAP, Form, Pointwise, pointwise_of
+from subquad.conversion.families.map_readings import ASKED_MAPS, MAP, Form, Projection, projection_of
 from subquad.conversion.families.proven_attention import ProvenLayer, refuse_number
 from subquad.conversion.families.readings import Reading, is_without_tables
 from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, twin_of
@@ -52,10 +52,10 @@ def place_reading_of(layer: nn.Module) -> PlaceReading | None:
     return _found(layer)
 
 
-def _parts_of(layer: nn.Module) -> dict[str, Pointwise] | None:
+def _parts_of(layer: nn.Module) -> dict[str, Projection] | None:
     """Three layers of each pixel, of which two give as many channels, and one those that all read."""
     with_weights = {name: part for name, part in layer.named_children() if any(True for _ in part.parameters())}
-    parts = {name: one for name, part in with_weights.items() if (one := pointwise_of(part)) is not None}
+    parts = {name: one for name, part in with_weights.items() if (one := projection_of(part)) is not None}
     own = [one for one in layer._parameters.values() if one is not None]
     if len(parts) != 3 or len(with_weights) != 3 or len(own) > 1 or any(one.numel() != 1 for one in own):
         return None
@@ -63,7 +63,7 @@ def _parts_of(layer: nn.Module) -> dict[str, Pointwise] | None:
     return parts if len(widths) == 1 and is_without_tables(layer) and "forward" not in vars(layer) else None
 
 
-def _ways(layer: nn.Module, parts: dict[str, Pointwise]) -> Iterator[PlaceReading]:
+def _ways(layer: nn.Module, parts: dict[str, Projection]) -> Iterator[PlaceReading]:
     """All that a layer might compute."""
     weight = next((name for name, one in layer._parameters.items() if one is not None), None)
     for names in permutations(parts):
@@ -108,7 +108,7 @@ def _computes(reading: PlaceReading, twin: Any, x: Tensor) -> bool:
 
 
 def _form_of(layer: nn.Module, name: str) -> Form:
-    found = pointwise_of(layer.get_submodule(name))
+    found = projection_of(layer.get_submodule(name))
     assert found is not None
     return found.form
 
