@@ -394,6 +394,7 @@ def diffusers_unets():
         "attention_head_dim": 4,
     }
     attending = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "attention_head_dim": 8}
+    attending["mid_block_scale_factor"] = 2.0
     coding = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
     xl = {
         "addition_embed_type": "text_time",

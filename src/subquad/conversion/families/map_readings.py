@@ -1,7 +1,7 @@
 """How an attention layer of anybody's class computes that is handed a map, as U-Nets and decoders have it.
 
-What is projected are a map's pixels, by convolutions or by linear layers, and the map that is answered has often the one
-that was handed added. Else such layers are read as those of tokens are (`readings.py`).
+What is projected are a map's pixels, by convolutions or by linear layers, and the map that is answered has often the
+one that was handed added. Else such layers are read as those of tokens are (`readings.py`).
 
 Letters: b batch, n tokens, c channels, y x rows and columns.
 """
