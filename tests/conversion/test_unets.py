@@ -197,6 +197,62 @@ def test_maps_of_volumes_stand_below_one_another():
         assert off(answer(student, call), answer(model, call)) < 1e-5
 
 
+class OfText(nn.Module):
+    """Attention to the tokens of a text, or to a map's own, by the same class."""
+
+    def __init__(self, dim, width):
+        super().__init__()
+        self.to_q = nn.Linear(dim, dim, bias=False)
+        self.to_k, self.to_v = nn.Linear(width, dim, bias=False), nn.Linear(width, dim, bias=False)
+        self.to_out = nn.Linear(dim, dim)
+
+    def forward(self, x, context=None):
+        context = x if context is None else context
+        q, k, v = self.to_q(x), self.to_k(context), self.to_v(context)
+        return self.to_out(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+class Attention(OfText):
+    """By a name that attention layers have."""
+
+
+@pytest.mark.parametrize("cross", [OfText, Attention, nn.MultiheadAttention])
+@pytest.mark.parametrize("width", [CHANNELS, 24])
+def test_attention_to_a_text_stays(cross, width):
+    class Transformer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block1 = nn.ModuleDict({"attn1": Attention(CHANNELS, CHANNELS)})
+            more = {"num_heads": 4, "batch_first": True, "kdim": width, "vdim": width}
+            self.block1["attn2"] = cross(CHANNELS, **more) if cross is nn.MultiheadAttention else cross(CHANNELS, width)
+
+        def forward(self, x, text):
+            tokens = x.flatten(2).mT
+            tokens = tokens + self.block1["attn1"](tokens)
+            seen = (text, text) if cross is nn.MultiheadAttention else (text,)
+            y = self.block1["attn2"](tokens, *seen)
+            tokens = tokens + (y[0] if isinstance(y, tuple) else y)
+            return tokens.mT.unflatten(2, x.shape[2:])
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.around = nn.Conv2d(3, CHANNELS, 3, padding=1), Transformer()
+
+        def forward(self, x, text):
+            return self.around(self.conv(x), text)
+
+    def call(*size):
+        return {"x": torch.randn(2, 3, *size), "text": torch.randn(2, 5, width)}
+
+    model = Reads().eval()
+    student = subquad.convert(model, "softmax", given=call(8, 8))
+    assert list(conversion_of(student).paths.values()) == ["around.block1.attn1"]
+    for size in ((8, 8), (6, 10)):
+        given = call(*size)
+        assert off(answer(student, given), answer(model, given)) < 1e-5
+
+
 def test_halves_by_patches_hide_no_maps():
     class Levels(nn.Module):
         def __init__(self):

@@ -7,10 +7,10 @@ maps, as U-Nets, each layer has its own: the one that is handed to what stands a
 Letters: b batch, c channels, n tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +69,22 @@ def origins_of_tokens(network: nn.Module, layer: str, example: Example, prefix: 
     return [] if seen is None else seen.maps_in_front(layer)
 
 
+class Origins(NamedTuple):
+    """What the tokens of some layers come from, by the paths of these, and which layers see other tokens than those."""
+
+    of: dict[str, Origin]
+    crossing: frozenset[str]
+
+
 def origins_of_layers(
-    network: nn.Module, layers: Mapping[str, Way | None], example: Example, prefix: int
-) -> dict[str, Origin]:
+    network: nn.Module,
+    layers: Mapping[str, Way | None],
+    example: Example,
+    prefix: int,
+    *,
+    others: Collection[str] = (),
+    turning: Collection[str] = (),
+) -> Origins:
     """What the tokens of each of some layers come from, as far as the layers are called; see `origins_of_tokens`.
 
     Args:
@@ -79,12 +92,18 @@ def origins_of_layers(
         layers: for each, by its path, what says where the tokens of a call stand, if it is handed maps.
         example: of a call.
         prefix: tokens in front of each map.
+        others: of which nothing is asked but whether they see other tokens, as those of a text.
+        turning: of the layers those that are handed positions, which are no other tokens.
 
     Raises:
         SubquadError: the network can't be run so, or one of these, in a block, has tokens that no map has a place for.
     """
-    found = {}
-    for layer, seen in _sketched(network, layers, example, prefix).items():
+    found: dict[str, Origin] = {}
+    heard = _sketched(network, dict.fromkeys(others) | dict(layers), example, prefix)
+    crossing = frozenset(layer for layer, seen in heard.items() if seen.crosses and layer not in turning)
+    for layer, seen in heard.items():
+        if layer in crossing or layer in others:
+            continue
         if seen.map is not None:
             found[layer] = Origin(layer, seen.map)
         elif origins := seen.around or seen.maps_in_front(layer):
@@ -94,7 +113,7 @@ def origins_of_layers(
                 f"{layer} is called with {seen.count} tokens, and no map in front of it has as many places: leave its "
                 "block out of `blocks`, or register a family (docs/convert.md)"
             )
-    return found
+    return Origins(found, crossing)
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,7 @@ class _Seen:
         maps: what was in front of it, the last one last, with all cuts of each.
         around: of the maps with as many places, those that are handed to what stands around it, the innermost first.
         prefix: tokens in front of each.
+        crosses: whether it is handed other tokens, too.
     """
 
     count: int
@@ -114,6 +134,7 @@ class _Seen:
     maps: tuple[list[Origin], ...]
     around: tuple[Origin, ...]
     prefix: int
+    crosses: bool
 
     def maps_in_front(self, layer: str) -> list[Origin]:
         """The last map with a place for each token; raises a SubquadError where there are a few tokens more."""
@@ -166,7 +187,7 @@ class _Sketch:
             if x is None or self._has_all:
                 return
             if path in self.layers and x.dim() in (3, 4):
-                self.seen.setdefault(path, self._seen(path, x))
+                self.seen.setdefault(path, self._seen(path, x, (*arguments, *named.values())))
             if x.dim() in (4, 5):
                 # the maps of a volume stand below one another
                 self._handed.append((path, x.shape if x.dim() == 4 else x.flatten(2, 3).shape))
@@ -186,13 +207,15 @@ class _Sketch:
 
         return hook
 
-    def _seen(self, path: str, x: Tensor) -> _Seen:
+    def _seen(self, path: str, x: Tensor, handed: Iterable[Any]) -> _Seen:
         way = self.layers[path]
         map_ = None if way is None else way(x)
         count = _tokens_in(x) if map_ is None else int(map_.num_places)
         around = [Origin(one, self._grid(*shape[2:]), (1, 1)) for one, shape in reversed(self._handed)]
         fitting = tuple(one for one in around if one.grid.num_tokens == count and path.startswith(f"{one.path}."))
-        return _Seen(count, map_, tuple(self.maps), fitting, self.prefix)
+        tensors = [one for one in handed if isinstance(one, Tensor) and one.dim() == 3 == x.dim()]
+        crosses = any(one is not x and len(one) == len(x) for one in tensors)
+        return _Seen(count, map_, tuple(self.maps), fitting, self.prefix, crosses)
 
     def _grid(self, height: int, width: int) -> TokenGrid:
         return TokenGrid(height, width, self.prefix)

@@ -28,7 +28,14 @@ from subquad.conversion.image_recorder import ImageRecorder, SurroundingRecorder
 from subquad.conversion.patch_embeddings import count_prefix, find_embedding, map_behind, reckons, root_of, stem_of
 from subquad.conversion.pyramids import grids_of_layers, holder_of, in_common, resizing_behind, stage_of
 from subquad.conversion.sketched_calls import maps_of_calls
-from subquad.conversion.tokens_origin import Origin, check_rows, chosen_origin, origins_of_layers, origins_of_tokens
+from subquad.conversion.tokens_origin import (
+    Origin,
+    Origins,
+    check_rows,
+    chosen_origin,
+    origins_of_layers,
+    origins_of_tokens,
+)
 from subquad.errors import SubquadError, network_within
 from subquad.grid import TokenGrid
 from subquad.models.backbone import Backbone
@@ -199,8 +206,9 @@ def other_towers(model: nn.Module, tower: Tower) -> list[str]:
     modules = dict(model.named_modules())
     inside = ".".join(in_common([tower.embedding, *(layer.path for layer in tower.layers)]))
     roots: dict[str, None] = {}
+    in_blocks = next(paths_of_layers("", modules), None) is not None
     for path, module in modules.items():
-        if not (tower.recorder.hears(module) or reckons(module)):
+        if not (tower.recorder.hears(module) or reckons(module)) or not in_blocks:
             continue
         root = root_of(path, modules)
         apart = inside and root and not f"{inside}.".startswith(f"{root}.") and not f"{root}.".startswith(f"{inside}.")
@@ -369,14 +377,12 @@ def _on_several_maps(
     model: nn.Module, modules: dict[str, nn.Module], example: Example, prefix: int | None
 ) -> Tower | None:
     """The tower of a network whose layers have tokens of several maps, as those of stages; None where all are alike."""
-    paths = list(paths_of_layers("", modules))
-    prefix = _prefix_of(paths, modules) if prefix is None else prefix
     try:
-        origins = origins_of_layers(model, _ways(paths, modules), example, prefix)
+        origins = _origins(model, modules, list(paths_of_layers("", modules)), example, prefix)
     except SubquadError:
         # what a call can't show, others may know
         return None
-    if len({origin.grid for origin in origins.values()}) < 2:
+    if len({origin.grid for origin in origins.of.values()}) < 2:
         return None
     return _tower_of(model, modules, origins, example)
 
@@ -388,40 +394,44 @@ def _by_a_call(model: nn.Module, modules: dict[str, nn.Module], example: Example
         SubquadError: it does not.
     """
     paths = list(paths_of_layers("", modules, anywhere=True))
-    prefix = _prefix_of(paths, modules) if prefix is None else prefix
-    origins = origins_of_layers(model, _ways(paths, modules), example, prefix)
-    if not origins:
+    origins = _origins(model, modules, paths, example, prefix)
+    if not origins.of:
         first = paths[0] if paths else "no attention layer"
         raise SubquadError(f"{first} is not called where a {type(model).__name__} is run for {example}")
     return _tower_of(model, modules, origins, example)
 
 
-def _ways(paths: Iterable[str], modules: dict[str, nn.Module]) -> dict[str, Callable[[Tensor], TokenGrid] | None]:
-    """For each layer that is known what says where the tokens of a map stand that it is handed, if it is."""
+def _origins(
+    model: nn.Module, modules: dict[str, nn.Module], paths: Sequence[str], example: Example, prefix: int | None
+) -> Origins:
+    """What the tokens of the layers at some paths come from."""
+    prefix = _prefix_of(paths, modules) if prefix is None else prefix
     families = {path: converted_class(modules[path]) for path in paths}
-    return {
+    ways = {
         path: one.way_to_map(modules[path]) if one.is_handed_maps else None
         for path, one in families.items()
         if one is not None
     }
+    others = [path for path, one in families.items() if one is None]
+    turning = [path for path, one in families.items() if one is not None and one.asks_for_calls]
+    return origins_of_layers(model, ways, example, prefix, others=others, turning=turning)
 
 
-def _tower_of(
-    model: nn.Module, modules: dict[str, nn.Module], origins: Mapping[str, Origin], example: Example
-) -> Tower:
+def _tower_of(model: nn.Module, modules: dict[str, nn.Module], origins: Origins, example: Example) -> Tower:
     """That of layers whose tokens come from several maps."""
     if type(model).__module__.partition(".")[0] not in LIBRARIES:
-        check_rows(model, origins, example)
-    standing = {path: origin.grid for path, origin in origins.items()}
-    there = set(paths_of_layers("", modules))
-    paths = [one for one in paths_of_layers("", modules, anywhere=True) if one in there or one in origins]
+        check_rows(model, origins.of, example)
+    standing = {path: origin.grid for path, origin in origins.of.items()}
+    there = set(paths_of_layers("", modules)) - origins.crossing
+    paths = [one for one in paths_of_layers("", modules, anywhere=True) if one in there or one in origins.of]
     layers = tuple(layers_at(paths, modules, next(iter(standing.values())), standing))
-    apart = {origin.path: origin for path, origin in origins.items() if origin.path != path}
+    apart = {origin.path: origin for path, origin in origins.of.items() if origin.path != path}
     if not apart:
-        listener = next(layer.known.listener for layer in layers if layer.path in origins and layer.known)
+        listener = next(layer.known.listener for layer in layers if layer.path in origins.of and layer.known)
         return Tower("", layers[0].grid, layers, host_of(layers), listener, example=example)
     first, *others = apart
-    return Tower(first, apart[first].grid, layers, host_of(layers), SurroundingRecorder, tuple(others), example=example)
+    grid = apart[first].grid
+    return Tower(first, grid, layers, host_of(layers), SurroundingRecorder, tuple(others), example=example)
 
 
 def _may_be_asked(layers: Sequence[str], modules: dict[str, nn.Module]) -> bool:
