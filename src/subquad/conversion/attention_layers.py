@@ -47,11 +47,13 @@ class Layer:
             SubquadError: its kind is not known.
         """
         if self.known is None:
-            raise SubquadError(
-                f"{_named(self.path, self.module)}: leave its block out of `blocks`, or register a family "
-                "(docs/convert.md)"
-            )
+            raise SubquadError(f"{self.named}: leave its block out of `blocks`, or register a family (docs/convert.md)")
         return self.known
+
+    @property
+    def named(self) -> str:
+        """What is said of a layer of no known kind."""
+        return _named(self.path, self.module)
 
 
 def layers_below(

@@ -319,6 +319,7 @@ def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequen
         blocks = list(attention)
     if blocks is None:
         blocks = [number for number, layer in enumerate(tower.layers) if layer.is_target]
+        _refuse_unknown(tower, blocks)
         if not blocks:
             raise SubquadError(
                 f"none of the {count} attention layers sees the whole image ({tower.layers[0].path} sees a window): "
@@ -334,6 +335,17 @@ def _by_block(tower: Tower, attention: Names | Mapping[int, str], blocks: Sequen
     if len(names) != len(numbers):
         raise SubquadError(f"attention has {len(names)} entries for {len(numbers)} blocks: give one for all or each")
     return dict(sorted(zip(numbers, names, strict=True)))
+
+
+def _refuse_unknown(tower: Tower, blocks: Sequence[int]) -> None:
+    """Raise where some of the layers that are meant are of no known kind, and say which are."""
+    known = [number for number in blocks if tower.layers[number].known is not None]
+    if known and len(known) < len(blocks):
+        first = next(tower.layers[number] for number in blocks if number not in known)
+        raise SubquadError(
+            f"{first.named}: leave its block out by blocks={known}, which are of known kinds, or register a family "
+            "(docs/convert.md)"
+        )
 
 
 def _numbers(blocks: Any, count: int) -> list[int]:
