@@ -237,6 +237,9 @@ def _cuts(sides: Sequence[int], area: float) -> list[tuple[tuple[int, int], tupl
 PROBED = 5
 """Places that are changed."""
 
+MOST_PAIRS = 2**26
+"""Of tokens of a batch, whose scores a network forms in each head where it is run through all of its layers."""
+
 
 def chosen_origin(network: nn.Module, origins: Sequence[Origin], layer: str, example: Example) -> Origin:
     """That on which a layer's tokens stand row by row, or the first where that is not known.
@@ -272,7 +275,7 @@ def _refusal(network: nn.Module, origin: Origin, layer: str, example: Example) -
 
 def _refusal_of(network: nn.Module, origin: Origin, layer: str, handed: Tensor) -> SubquadError | None:
     """The same of tokens (b, n, c) of a map as it is, and of those of which `_some_places` are changed each."""
-    places = _some_places(origin.grid)
+    places = _some_places(origin.grid)[: len(handed) - 1]
     if handed.shape[1] != origin.grid.num_tokens:
         # of other numbers of tokens the first call says so
         return None
@@ -319,7 +322,11 @@ def _tokens_behind(network: nn.Module, origins: Mapping[str, Origin], example: E
 
     Those of a few layers, or of none, where the network can't be run so.
     """
-    places = {one.path: _some_places(one.grid) for one in origins.values()}
+    tokens = max((int(one.grid.num_tokens) for one in origins.values()), default=1)
+    probed = MOST_PAIRS // tokens**2 - 1
+    if probed < 1:
+        return {}
+    places = {one.path: _some_places(one.grid)[:probed] for one in origins.values()}
     most = max((len(some) for some in places.values()), default=0)
     handed: dict[str, Tensor] = {}
 
