@@ -41,7 +41,7 @@ from subquad.exports.engines import check_file
 from subquad.flags import Flag, Number
 from subquad.holding import holding
 from subquad.inference import optimize
-from subquad.large import Outputs, Streamed, host_of, identity_of, rows_of, stream_network
+from subquad.large import Outputs, Streamed, check_kept, host_of, identity_of, rows_of, stream_network
 from subquad.models import NETWORKS, VARIANTS, create_model, names_in
 from subquad.models.stated_inputs import stated_size
 from subquad.pages import check_page, measure_of, write_analysis, write_conversion, write_report
@@ -280,6 +280,10 @@ def stream(
     if isinstance(image, str | Path):
         # weights may have to be fetched
         check_there([image])
+    outputs, folder = Outputs(_path(features), _path(labels), _path(heat)), _path(tokens_in)
+    read = {"image": Path(image)} if isinstance(image, str | Path) else {}
+    outputs.check_files(read if folder is None else read | {"folder of tokens": folder})
+    check_kept(keep)
     model, about, classes = _to_stream(source, dtype)
     host = host_of(model)
     if elsewhere := {p.device.type for p in model.parameters()} - {"cpu"}:
@@ -287,16 +291,11 @@ def stream(
             f"networks are streamed on the CPU, and this one is on {' and '.join(elsewhere)}: model.cpu()"
         )
     rows = rows_of(image, about.mean, about.std, host)
-    shown = _class_number(heat_class, classes)
-    outputs = Outputs(_path(features), _path(labels), _path(heat), shown)
-    folder = _path(tokens_in)
-    read = {"image": Path(image)} if isinstance(image, str | Path) else {}
-    outputs.check_apart(read if folder is None else read | {"folder of tokens": folder})
     identity = "" if folder is None else identity_of(model, image, about.mean, about.std)
     return stream_network(
         host,
         rows,
-        outputs,
+        replace(outputs, heat_class=_class_number(heat_class, classes)),
         classes,
         most_tokens=most_tokens,
         keep=keep,
@@ -307,6 +306,8 @@ def stream(
 
 
 def _path(path: Path | str | None) -> Path | None:
+    if path == "":
+        raise SubquadError("the name of a file or folder to write is empty: leave it out, or name one")
     return None if path is None else Path(path)
 
 
@@ -337,9 +338,11 @@ def _class_number(wanted: int | str | None, classes: Sequence[str]) -> int | Non
         return wanted
     if wanted in classes:
         return list(classes).index(wanted)
-    if not wanted.isdecimal():
-        raise unknown_name("class", wanted, classes)
-    return int(wanted)
+    if wanted.isdecimal():
+        return int(wanted)
+    if not classes:
+        raise SubquadError(f"unknown class {shown(wanted)}: this network has no names of classes, give a number")
+    raise unknown_name("class", wanted, classes)
 
 
 @checks_arguments

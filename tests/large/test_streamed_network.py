@@ -311,7 +311,7 @@ def test_tokens_of_another_image_are_not_gone_on_with(image, tmp_path, monkeypat
         ({"heat": "heat.jpg"}, "no ending of maps"),
         ({"features": "features.png"}, "a PNG holds labels"),
         ({"heat_class": 9, "heat": "heat.npy"}, "not among 0 to 4"),
-        ({"heat_class": "cat", "heat": "heat.npy"}, "unknown class"),
+        ({"heat_class": "cat", "heat": "heat.npy"}, "unknown class 'cat': this network has no names of classes"),
         ({"keep": "int8"}, "unknown kept dtype"),
         ({"dtype": "bf16"}, "subquad.optimize"),
         ({"most_tokens": "9"}, "most_tokens must be a whole number"),
@@ -333,6 +333,28 @@ def test_mistakes_are_one_line(settings, words, image, tmp_path):
     with pytest.raises(SubquadError, match=words) as refusal:
         subquad.stream(network(), image, **settings)
     assert "\n" not in str(refusal.value) and len(list(tmp_path.iterdir())) == 1
+
+
+def test_files_that_are_there_or_no_maps_are_said_before_weights_are_fetched(tmp_path, monkeypatch, capsys):
+    """The network was opened first; and of a .zarr from the time before `--features` said that it is a folder."""
+    Image.new("RGB", (16, 16)).save(tmp_path / "image.png")
+    (tmp_path / "map.zarr").mkdir()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subquad.api.open_trained", lambda *given, **settings: pytest.fail("weights were asked for"))
+    for flags, words in [
+        (["--features", "map.zarr"], "map.zarr is there already: remove it, or name another"),
+        (["--heat", "folder"], "argument --heat: folder is a folder: name a file"),
+        (["--labels", "labels.jpg"], "labels.jpg has no ending of maps"),
+        (["--heat", "heat.png"], "heat.png: a PNG holds labels"),
+        (["--labels", "image.png"], "is to be the labels, and is the image as well"),
+        (["--keep", "int8"], "unknown kept dtype 'int8'"),
+    ]:
+        assert main(["stream", "pretrained/agent_pvt_tiny", "image.png", *flags]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("subquad: ") and words in said
+    with pytest.raises(SubquadError, match="name of a file or folder to write is empty"):
+        subquad.stream("pretrained/agent_pvt_tiny", "image.png", labels="")
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".zarr"])

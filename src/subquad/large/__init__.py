@@ -6,13 +6,14 @@ from subquad.large.chunking import chunk_mlps
 from subquad.large.image_rows import rows_of
 from subquad.large.processes import lost_in_one_line
 from subquad.large.streamed_hosts import host_of
-from subquad.large.streamed_network import Outputs, Streamed, stream_network
+from subquad.large.streamed_network import Outputs, Streamed, check_kept, stream_network
 from subquad.large.walking_along import identity_of
 
 __all__ = [
     "Outputs",
     "Streamed",
     "band_rows",
+    "check_kept",
     "chunk_blocks",
     "chunk_mlps",
     "host_of",

@@ -27,6 +27,16 @@ class UnwritableError(SubquadError):
     """A format that does not hold such a map, or can't be written here."""
 
 
+def check_map(path: Path, is_of_labels: bool) -> None:
+    """Raise where no map of the kind is written by such a name, or over what is there: a .zarr is a folder."""
+    if path.suffix.lower() not in WRITERS:
+        raise SubquadError(f"{path} has no ending of maps: use one of {' '.join(WRITERS)}")
+    if path.is_dir():
+        raise SubquadError(f"{path} is there already: remove it, or name another")
+    if path.suffix.lower() == ".png" and not is_of_labels:
+        raise SubquadError(f"{path}: a PNG holds labels; write features and heat as .npy, .tif or .zarr")
+
+
 @contextmanager
 def map_file(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]:
     """A file of the format that its ending says, to be filled with rows.
@@ -34,14 +44,10 @@ def map_file(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRo
     Raises:
         SubquadError: nothing writes such an ending, or not this kind of map, or a package is missing.
     """
-    kind = path.suffix.lower()
-    if kind not in WRITERS:
-        raise SubquadError(f"{path} has no ending of maps: use one of {' '.join(WRITERS)}")
-    if path.is_dir():
-        raise SubquadError(f"{path} is there already: remove it, or name another")
+    check_map(path, len(shape) == 2 and dtype in (np.uint8, np.uint16))
     with replacing(path) as aside:
         try:
-            with WRITERS[kind](aside, shape, np.dtype(dtype)) as write:
+            with WRITERS[path.suffix.lower()](aside, shape, np.dtype(dtype)) as write:
                 yield write
         except UnwritableError as error:
             raise SubquadError(f"{path}: {error}") from None
@@ -73,8 +79,6 @@ def _in_memory(shape: tuple[int, ...], dtype: Any, save: Callable[[NDArray[Any]]
 
 @contextmanager
 def _png(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[WriteRows]:
-    if len(shape) != 2 or dtype not in (np.uint8, np.uint16):
-        raise UnwritableError("a PNG holds labels; write features and heat as .npy, .tif or .zarr")
     with _in_memory(shape, dtype, lambda whole: Image.fromarray(whole).save(path, format="PNG")) as write:
         yield write
 

@@ -21,7 +21,7 @@ from subquad.attention.bricks import is_heard
 from subquad.errors import SubquadError, unknown_name
 from subquad.grid import GridRows, TokenGrid
 from subquad.inference import in_evaluation
-from subquad.large.map_files import WriteRows, map_file
+from subquad.large.map_files import WriteRows, check_map, map_file
 from subquad.large.resuming import tokens_in_folder
 from subquad.large.streamed_hosts import StreamedHost
 from subquad.large.streaming import StreamedBlocks, StreamedStage, Watch
@@ -55,8 +55,8 @@ class Outputs:
         asked = {"features": self.features, "labels": self.labels, "heat": self.heat}
         return {kind: path for kind, path in asked.items() if path is not None}
 
-    def check_apart(self, read: Mapping[str, Path]) -> None:
-        """Raise where a map would be written over another one, or over something that is read, or in or around it."""
+    def check_files(self, read: Mapping[str, Path]) -> None:
+        """Raise where a map can't be written, or would be over another one or what is read, or in or around it."""
         seen: dict[str, Path] = {}
         for kind, path in [*read.items(), *self.paths.items()]:
             own = path.resolve()
@@ -64,6 +64,8 @@ class Outputs:
                 if kind in self.paths and (own == there or own in there.parents or _is_in(own, there)):
                     raise SubquadError(f"{path} is to be the {kind}, and is the {other} as well: name another file")
             seen[kind] = own
+        for kind, path in self.paths.items():
+            check_map(path, kind == "labels")
 
 
 def _is_in(path: Path, folder: Path) -> bool:
@@ -140,9 +142,8 @@ def stream_network(
         SubquadError: the network can't be streamed, or files can't be written, in one line.
     """
     _check_outputs(host, outputs)
+    check_kept(keep)
     dtype = next(host.model.parameters()).dtype
-    if keep is not None and keep not in DTYPES:
-        raise unknown_name("kept dtype", keep, DTYPES)
     kept = dtype if keep is None else DTYPES[keep]
     with torch.inference_mode(), in_evaluation(host.model), watching(progress) as watch, ExitStack() as stack:
         image = host.image(image)
@@ -164,6 +165,12 @@ def stream_network(
             streamed = _answer(host, last, outputs, writers)
         stores.finished()
         return replace(streamed, classes=classes)
+
+
+def check_kept(keep: str | None) -> None:
+    """Raise where tokens are to be kept in what they can't be kept in."""
+    if keep is not None and keep not in DTYPES:
+        raise unknown_name("kept dtype", keep, DTYPES)
 
 
 def _walk(
@@ -194,7 +201,7 @@ def _walk(
 
 def _check_outputs(host: StreamedHost, outputs: Outputs) -> None:
     if host.global_pool is None and not any((outputs.features, outputs.labels, outputs.heat)):
-        raise SubquadError("it tells the places of an image, not the image: ask for labels, heat or features")
+        raise SubquadError("this network tells the places of an image, not the image: ask for labels, heat or features")
     if host.global_pool is None and outputs.heat is not None and outputs.heat_class is None:
         raise SubquadError("heat is of one class, and no class is the image's: say which by its name or number")
     if host.global_pool == "" and (outputs.features is None or host.num_classes):
