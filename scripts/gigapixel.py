@@ -30,6 +30,8 @@ import subquad
 
 PATCH = 16
 WIDTH, HEADS, DEPTH = 192, 3, 12
+FEWEST = 4**5
+"""Tokens that times are measured from."""
 SHOWN = 1024
 """Pixels of a side of the picture."""
 
@@ -181,6 +183,18 @@ def picture(folder: Path, dtype: str) -> None:
     both.save(folder / "picture.png")
 
 
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse what would end in a trace behind minutes of work."""
+    if not arguments.camvid.is_file() or not tarfile.is_tarfile(arguments.camvid):
+        parser.error(f"{arguments.camvid} is no tar of photographs")
+    if arguments.side // PATCH < 2 * math.isqrt(FEWEST):
+        parser.error(f"lines are of two numbers of tokens at least: --side of {2 * PATCH * math.isqrt(FEWEST)} or more")
+    if arguments.largest_softmax < FEWEST:
+        parser.error(f"times are of {FEWEST} tokens and more: --largest-softmax of {FEWEST} or more")
+    if unknown := set(arguments.dtypes) - {"bf16", "fp32"}:
+        parser.error(f"--dtypes are bf16 and fp32, not {' and '.join(sorted(unknown))}")
+
+
 def main() -> None:
     """Make the image and the network, stream, measure and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -191,16 +205,19 @@ def main() -> None:
     parser.add_argument("--class", dest="shown", default="road", help="the class whose heat is drawn")
     parser.add_argument("--largest-softmax", type=int, default=65_536, help="tokens up to which softmax is measured")
     arguments = parser.parse_args()
+    check(parser, arguments)
     folder = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     images, labels, names = photographs(arguments.camvid, 40)
+    if arguments.shown not in names:
+        parser.error(f"--class {arguments.shown} is none of {', '.join(names)}")
     network(images, labels, names, folder / "network.safetensors")
     tiled(images, arguments.side, folder / "image.npy")
     tokens = (arguments.side // PATCH) ** 2
     runs = [streamed(folder, dtype, arguments.shown) for dtype in arguments.dtypes]
     picture(folder, arguments.dtypes[0])
-    sizes = [4**k for k in range(5, 12) if 4**k <= min(tokens, 2**18)]
+    sizes = [4**k for k in range(5, 12) if FEWEST <= 4**k <= min(tokens, 2**18)]
     found = {
         "linear": [(size, DEPTH * layer_seconds("linear", size)) for size in sizes],
         "softmax": [
