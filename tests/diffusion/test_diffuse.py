@@ -191,6 +191,63 @@ def test_mistakes_are_one_line(saved, tmp_path, capsys, arguments, reason):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--agent", "--agents", "4", "--sx", "2"], "agents=4 stands in place of sx, sy and agent_ratio: leave out sx"),
+        (["--agent", "--k-scale", "1e300"], "k_scale must be a number and at most 1e+38"),
+        (["--tome", "--sx", "1", "--sy", "1"], "cells of 1×1 tokens hold nothing to merge"),
+        (["--output", "mine"], "mine is not empty, and no folder of `subquad diffuse`"),
+    ],
+)
+def test_flags_that_cannot_be_are_said_before_a_pipeline_is_fetched(tmp_path, monkeypatch, capsys, flags, reason):
+    """Gigabytes were."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    monkeypatch.setattr("subquad.diffusion.pipelines.load_pipeline", lambda *a, **k: pytest.fail("it was fetched"))
+    assert main(["diffuse", "--model", "a/b", "--prompt", "a", "--device", "cpu", *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("subquad: ") and said.count("\n") == 1 and reason in said
+
+
+def test_a_prompt_that_is_no_class_is_said_before_the_first_image(tmp_path):
+    pipe = tiny.pipeline_dit()
+    with pytest.raises(SubquadError, match="'cat' is no class of DiTPipeline"):
+        make_images(pipe, ["1", "cat"], tmp_path / "out", methods={"softmax": {}}, sampling=Sampling(steps=1))
+    assert not (tmp_path / "out").exists()
+
+
+def kinds_that_take_images():
+    from diffusers import (
+        ControlNetModel,
+        StableDiffusionControlNetPipeline,
+        StableDiffusionImg2ImgPipeline,
+        StableDiffusionInpaintPipeline,
+    )
+
+    parts = {**tiny.pipeline().components, "requires_safety_checker": False}
+    control = ControlNetModel.from_unet(parts["unet"], conditioning_embedding_out_channels=(16, 32))
+    yield StableDiffusionControlNetPipeline(controlnet=control, **parts), "takes image beside a prompt"
+    yield StableDiffusionImg2ImgPipeline(**parts), "takes image beside a prompt"
+    yield StableDiffusionInpaintPipeline(**parts), "takes image and mask_image beside a prompt"
+
+
+def test_pipelines_that_take_images_say_so(tmp_path):
+    """A ControlNet's was called a fault of ours, others spoke of an "input" that nobody had given."""
+    for pipe, words in kinds_that_take_images():
+        pipe.set_progress_bar_config(disable=True)
+        with pytest.raises(SubquadError, match=f"^{type(pipe).__name__} {words}, and only prompts .*in Python"):
+            make_images(pipe, ["a"], tmp_path / "out", methods={"softmax": {}}, sampling=Sampling(steps=2))
+        assert not (tmp_path / "out" / "settings.json").exists()
+
+
+def test_a_pipeline_that_was_saved_without_its_text_encoder_is_refused(tmp_path):
+    tiny.pipeline_pixart().save_pretrained(tmp_path / "model")
+    with pytest.raises(SubquadError, match="PixArtAlphaPipeline was saved without its text_encoder, which reads"):
+        load_pipeline(str(tmp_path / "model"))
+
+
 def test_weights_that_could_run_code_are_not_read(saved, tmp_path, pipe):
     folder = tmp_path / "pickled"
     pipe.save_pretrained(folder, safe_serialization=False)

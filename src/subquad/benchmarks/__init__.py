@@ -12,7 +12,7 @@ from subquad.benchmarks.blocks import (
 )
 from subquad.benchmarks.layers_on_squares import describe_device, is_mechanism
 from subquad.benchmarks.memory import peak_memory_mb
-from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, images_table, make_images
+from subquad.benchmarks.pipeline_costs import METHODS, MethodRow, check_images, images_table, make_images
 from subquad.benchmarks.scaling import (
     LONG,
     CountedRow,
@@ -39,6 +39,7 @@ __all__ = [
     "NetworkRow",
     "UnetRow",
     "blocks_table",
+    "check_images",
     "count_scaling",
     "describe_device",
     "describe_scaling",

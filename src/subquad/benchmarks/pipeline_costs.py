@@ -11,8 +11,9 @@ from PIL import Image
 
 from subquad.benchmarks.memory import peak_memory_mb
 from subquad.diffusion import apply_agent_attention, apply_token_merging, remove_agent_attention
-from subquad.diffusion.folder import ImageFolder, ImageRow
-from subquad.diffusion.pipelines import Sampling, make_image
+from subquad.diffusion.folder import ImageFolder, ImageRow, check_folder
+from subquad.diffusion.pipelines import Sampling, check_asked, make_image
+from subquad.diffusion.settings import agent_phases, merging_phase
 from subquad.errors import unknown_name
 from subquad.holding import holding
 from subquad.text import columns
@@ -26,6 +27,10 @@ METHODS: dict[str, Callable[..., Any]] = {
 """What can be done to a pipeline, by name; the first is the one that others are compared with."""
 
 
+_PATCHING = ("max_downsample", "random", "reuse")
+"""What is set of a patch beside its phases."""
+
+
 @dataclass(frozen=True)
 class MethodRow:
     """What a method comes to over all images: medians, and means of the differences; see ImageRow."""
@@ -36,6 +41,17 @@ class MethodRow:
     peak_mb: float | None
     psnr: float | None
     difference: float | None
+
+
+def check_images(folder: Path, methods: dict[str, dict[str, Any]]) -> None:
+    """Raise where images can't be made so whatever the pipeline, which may have to be fetched."""
+    check_folder(folder)
+    for method, options in methods.items():
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
+        own = {name: value for name, value in options.items() if name not in _PATCHING}
+        if method != "softmax":
+            (agent_phases if method == "agent" else merging_phase)(**own)
 
 
 def make_images(
@@ -66,9 +82,9 @@ def make_images(
     Raises:
         SubquadError: the folder has images of other settings, or the pipeline does not take what is given.
     """
-    for method in methods:
-        if method not in METHODS:
-            raise unknown_name("method", method, METHODS)
+    check_images(folder, methods)
+    for prompt in prompts:
+        check_asked(pipe, prompt, sampling or Sampling())
     with holding(folder):
         for method, options in methods.items():
             # what can't be is said before the images of the methods in front of it

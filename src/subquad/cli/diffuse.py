@@ -66,10 +66,11 @@ def run_diffuse(arguments: argparse.Namespace) -> None:
     """Make images, and the page."""
     import torch
 
-    from subquad.benchmarks import describe_device, dtype_of, images_table, make_images
+    from subquad.benchmarks import check_images, describe_device, dtype_of, images_table, make_images
     from subquad.diffusion.pipelines import Sampling, load_pipeline, weights_in
 
     methods = _methods(arguments)
+    check_images(arguments.output, methods)
     found = torch.accelerator.current_accelerator(check_available=True)
     device = arguments.device or (str(found) if found is not None else "cpu")
     where = describe_device(device)

@@ -49,10 +49,9 @@ class ImageFolder:
         self.folder, self.settings = folder, json.loads(json_text(settings))
         self.rows: list[ImageRow] = []
         self.peaks: dict[str, float] = {}
+        check_folder(folder)
         if (folder / "settings.json").exists():
             self._go_on()
-        elif folder.is_dir() and any(entry.name != LOCK for entry in folder.iterdir()):
-            raise SubquadError(f"{folder} is not empty, and no folder of `subquad diffuse`: name another --output")
 
     def _go_on(self) -> None:
         theirs = self._theirs()
@@ -121,6 +120,13 @@ class ImageFolder:
 
     def _write_settings(self) -> None:
         write_json(self.folder / "settings.json", {**self.settings, "peaks_mb": self.peaks}, indent=2)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise where a folder has something else in it."""
+    is_ours = (folder / "settings.json").exists()
+    if not is_ours and folder.is_dir() and any(entry.name != LOCK for entry in folder.iterdir()):
+        raise SubquadError(f"{folder} is not empty, and no folder of `subquad diffuse`: name another --output")
 
 
 def _row_of(content: Any) -> ImageRow:

@@ -7,7 +7,6 @@ network is patched, and can be restored, by itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -27,7 +26,7 @@ from subquad.diffusion.patchable_layers import (
     training_steps,
 )
 from subquad.diffusion.processor import MergedAttention, Shared
-from subquad.diffusion.settings import EARLY, FACTORS, FACTORS_IN_WORDS, LATE, SWITCH, Settings
+from subquad.diffusion.settings import FACTORS, FACTORS_IN_WORDS, SWITCH, Settings, agent_phases, merging_phase
 from subquad.errors import SubquadError
 from subquad.ranges import Count, Positive, Share, checks_arguments
 
@@ -129,19 +128,9 @@ def apply_agent_attention(
         SubquadError: a setting is none, the model has no such blocks, no level fits, or a layer has a processor that
             can't be replaced; or the phases could not follow the noise. What was there is left as it was.
     """
-    given = {"sx": sx, "sy": sy, "agent_ratio": agent_ratio, "agents": agents}
-    own = {name: value for name, value in given.items() if value is not None}
-    replaced = [name for name in own if agents is not None and name != "agents"]
-    if replaced:
-        raise SubquadError(
-            f"agents={agents} stands in place of sx, sy and agent_ratio: leave out {' and '.join(replaced)}"
-        )
-    common = {"k_scale": k_scale, "k_shortcut": k_shortcut, "merge_mlp": merge_mlp}
+    common: dict[str, Any] = {"k_scale": k_scale, "k_shortcut": k_shortcut, "merge_mlp": merge_mlp}
     common |= {} if ratio is None else {"ratio": ratio}
-    if own:
-        phase = Settings(**own, **common)  # type: ignore[arg-type]
-        return _patch(model, phase, phase, max_downsample, random, reuse)
-    early, late = (replace(phase, **common) for phase in (EARLY, LATE))  # type: ignore[arg-type]
+    early, late = agent_phases(sx=sx, sy=sy, agent_ratio=agent_ratio, agents=agents, **common)
     return _patch(model, early, late, max_downsample, random, reuse)
 
 
@@ -158,7 +147,7 @@ def apply_token_merging(
     merge_mlp: bool = False,
 ) -> Handle:
     """Token merging without agents (ToMe): see `apply_agent_attention`."""
-    phase = Settings(sx=sx, sy=sy, ratio=ratio, agent_ratio=None, merge_mlp=merge_mlp)
+    phase = merging_phase(sx=sx, sy=sy, ratio=ratio, merge_mlp=merge_mlp)
     return _patch(model, phase, phase, max_downsample, random, reuse)
 
 

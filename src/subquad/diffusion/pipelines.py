@@ -37,6 +37,9 @@ class Sampling:
 ARGUMENTS = {"steps": "num_inference_steps"}
 """Fields of Sampling that pipelines call by another name."""
 
+IMAGES = ("image", "mask_image", "control_image")
+"""What image-to-image, inpainting and ControlNet pipelines are given beside prompts."""
+
 
 def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Any:
     """A pipeline from a folder or by its name on a hub; only safetensors are read, and no code of its own is run."""
@@ -72,7 +75,19 @@ def load_pipeline(model: str, *, dtype: torch.dtype = torch.float32, device: tor
     finally:
         for library, verbosity in zip(libraries, before, strict=True):
             library.set_verbosity(verbosity)
+    _check_texts(pipe)
     return pipe.to(device)
+
+
+def _check_texts(pipe: Any) -> None:
+    """Raise where a pipeline has nothing that reads prompts, as where it was saved without, to be given embeddings."""
+    parts = getattr(pipe, "components", {})
+    for kind in ("text_encoder", "tokenizer"):
+        there = [part for name, part in parts.items() if name.startswith(kind)]
+        if there and all(part is None for part in there):
+            raise SubquadError(
+                f"{type(pipe).__name__} was saved without its {kind}, which reads prompts: save it with one"
+            )
 
 
 def weights_in(pipe: Any) -> str:
@@ -118,12 +133,7 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
             so, or it is of numbers that are not finite.
     """
     taken = inspect.signature(pipe.__call__).parameters
-    arguments = {ARGUMENTS.get(key, key): value for key, value in vars(sampling).items() if value is not None}
-    unknown = [name for name in arguments if name not in taken]
-    if unknown:
-        raise SubquadError(f"{type(pipe).__name__} takes no {' and no '.join(unknown)}: leave it out")
-    _check_negative_prompt(pipe, arguments, taken)
-    arguments |= _other_side(pipe, arguments)
+    arguments = check_asked(pipe, prompt, sampling)
     generator = torch.Generator().manual_seed(seed)
     # numbers, as an image does not tell those that are none from black; a few pipelines put a mark into images alone
     if "output_type" in taken and not hasattr(pipe, "watermarker"):
@@ -135,7 +145,12 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
             made = pipe(**_condition(pipe, prompt, taken), **arguments, generator=generator, **more)
     except SubquadError:
         raise
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError) as error:
+        wanted = [name for name in IMAGES if name in taken and name not in more]
+        if wanted:
+            raise SubquadError(_wants_images(pipe, wanted, error)) from None
+        if not isinstance(error, ValueError):
+            raise
         raise SubquadError(f"{type(pipe).__name__}: {_first_line(error)}") from None
     if any(getattr(made, "nsfw_content_detected", None) or ()):
         raise SubquadError(
@@ -143,6 +158,29 @@ def make_image(pipe: Any, prompt: str, seed: int, sampling: Sampling, **more: An
             "which compares with none: take another prompt or seed"
         )
     return _image_of(pipe, made.images[0], f"{shown(prompt)} and seed {seed}")
+
+
+def check_asked(pipe: Any, prompt: str, sampling: Sampling) -> dict[str, Any]:
+    """What is asked of a pipeline, by its own names.
+
+    Raises:
+        SubquadError: it does not take it, or would pass it over.
+    """
+    taken = inspect.signature(pipe.__call__).parameters
+    arguments = {ARGUMENTS.get(key, key): value for key, value in vars(sampling).items() if value is not None}
+    unknown = [name for name in arguments if name not in taken]
+    if unknown:
+        raise SubquadError(f"{type(pipe).__name__} takes no {' and no '.join(unknown)}: leave it out")
+    _check_negative_prompt(pipe, arguments, taken)
+    _condition(pipe, prompt, taken)
+    return arguments | _other_side(pipe, arguments)
+
+
+def _wants_images(pipe: Any, names: list[str], error: Exception) -> str:
+    return (
+        f"{type(pipe).__name__} takes {' and '.join(names)} beside a prompt, and only prompts are given here "
+        f"({shown(_first_line(error))}): apply_agent_attention(pipe) in Python, and call it with images"
+    )
 
 
 def _image_of(pipe: Any, made: Any, what: str) -> Any:

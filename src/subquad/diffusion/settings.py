@@ -1,7 +1,8 @@
 """What can be set of AgentSD and of token merging, and the schedule that its authors publish."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from subquad.errors import SubquadError
 from subquad.ranges import Positive, Share, check_fields
@@ -65,3 +66,34 @@ EARLY, LATE = Settings(), Settings(sx=2, sy=2, agent_ratio=0.5)
 
 SWITCH = 0.6
 """The share of the training steps from which down the late phase holds: the first 20 of 50 steps are above it."""
+
+
+def agent_phases(
+    *,
+    sx: int | None = None,
+    sy: int | None = None,
+    agent_ratio: float | None = None,
+    agents: int | None = None,
+    **common: Any,
+) -> tuple[Settings, Settings]:
+    """The early and the late phase: one for both where any of the first four is given, else the authors' two.
+
+    Raises:
+        SubquadError: a setting is none, or does not go with another.
+    """
+    given = {"sx": sx, "sy": sy, "agent_ratio": agent_ratio, "agents": agents}
+    own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    replaced = [name for name in own if agents is not None and name != "agents"]
+    if replaced:
+        raise SubquadError(
+            f"agents={agents} stands in place of sx, sy and agent_ratio: leave out {' and '.join(replaced)}"
+        )
+    if own:
+        phase = Settings(**own, **common)
+        return phase, phase
+    return replace(EARLY, **common), replace(LATE, **common)
+
+
+def merging_phase(*, sx: int = 2, sy: int = 2, ratio: float = 0.5, merge_mlp: bool = False) -> Settings:
+    """The phase of token merging without agents."""
+    return Settings(sx=sx, sy=sy, ratio=ratio, agent_ratio=None, merge_mlp=merge_mlp)
