@@ -23,6 +23,7 @@ from torch.nn import functional as F
 import subquad
 from subquad.attention import ATTENTION, traits_of
 from subquad.data.synthetic.needles import load_needles
+from subquad.errors import unknown_name
 from subquad.tasks.backbone_arguments import arguments_of
 from subquad.tasks.classification import Recipe
 from subquad.tasks.recipe_files import load_recipe
@@ -51,6 +52,10 @@ def main() -> None:
     parser.add_argument("--judged", type=int, default=500, help="images of each other size")
     parser.add_argument("--status", action="store_true", help="only print what is there")
     arguments = parser.parse_args()
+    for name in arguments.attention:
+        # a wrong one would be found when those in front of it are trained
+        if name.partition(":")[0] not in (*ATTENTION, TILES):
+            parser.error(str(unknown_name("attention", name, [*ATTENTION, TILES])))
     arguments.output.mkdir(parents=True, exist_ok=True)
     # PyTorch's fused attention is slow in bf16 backward at few tokens
     torch.backends.cuda.enable_flash_sdp(False)
