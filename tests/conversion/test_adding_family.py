@@ -132,4 +132,4 @@ class Transpose(nn.Module):
 def test_the_page_names_what_may_be_overridden():
     known = vars(ConvertedAttention)
     rows = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == 12 and all(name in known for name in rows)
+    assert len(rows) == 14 and all(name in known for name in rows)
