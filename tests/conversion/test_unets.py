@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import subquad
 from subquad import ATTENTION as MECHANISMS
 from subquad import SubquadError
-from subquad.conversion import align, conversion_of, converted_layers, distil, load_converted, save_delta, tokens_origin
+from subquad.conversion import align, conversion_of, converted_layers, distil, load_converted, save_delta, tokens_order
 from subquad.conversion.example_calls import as_outline, of_outline
 from subquad.conversion.families.map_readings import map_reading_of
 from subquad.conversion.families.proven_places import place_reading_of
@@ -308,8 +308,8 @@ def test_tokens_in_another_order_than_their_map_are_refused():
 
 
 def test_of_too_many_tokens_nobody_asks_in_which_order_they_stand(monkeypatch):
-    monkeypatch.setattr(tokens_origin, "MOST_PAIRS", 96**2)
-    monkeypatch.setattr(tokens_origin, "run_copied", None)
+    monkeypatch.setattr(tokens_order, "MOST_PAIRS", 96**2)
+    monkeypatch.setattr(tokens_order, "run_copied", None)
     assert len(converted_layers(subquad.convert(unet("tokens"), "linear", given=given()))) == 5
 
 

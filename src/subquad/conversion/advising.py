@@ -22,7 +22,8 @@ from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.counted_products import Counted, count_mixing
 from subquad.conversion.pyramids import in_common
 from subquad.conversion.replacing import convert, converted_layers
-from subquad.conversion.towers import Tower, find_tower
+from subquad.conversion.tower import Tower
+from subquad.conversion.towers import find_tower
 from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 from subquad.models.stated_inputs import image_channels

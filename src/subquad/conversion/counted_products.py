@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from subquad.conversion.towers import Tower
+from subquad.conversion.tower import Tower
 from subquad.kernels import use_backend
 from subquad.models.stated_inputs import image_channels
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from subquad.besides import Network
+from subquad.conversion.attention_layers import Layer
 from subquad.conversion.checkpointed_calls import listen_to_calls
 from subquad.conversion.converted_attention import ConvertedAttention
 from subquad.conversion.copied_calls import calls_of
 from subquad.conversion.example_calls import as_outline, of_outline
 from subquad.conversion.grid_recorder import listen, stop_listening
-from subquad.conversion.towers import Layer, Tower, find_tower, other_towers
+from subquad.conversion.tower import Tower
+from subquad.conversion.towers import find_tower, other_towers
 from subquad.copying import copied, refuse_held_forwards
 from subquad.errors import SubquadError, reason_without_path, shown
 from subquad.large.bands import is_split
