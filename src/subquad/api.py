@@ -277,13 +277,13 @@ def stream(
     Raises:
         SubquadError: the network can't be streamed, the image can't be read, or a file can't be written, in one line.
     """
-    if isinstance(image, str | Path):
-        # weights may have to be fetched
-        check_there([image])
     outputs, folder = Outputs(_path(features), _path(labels), _path(heat)), _path(tokens_in)
     read = {"image": Path(image)} if isinstance(image, str | Path) else {}
     outputs.check_files(read if folder is None else read | {"folder of tokens": folder})
     check_kept(keep)
+    if isinstance(image, str | Path):
+        # weights may have to be fetched
+        check_there([image])
     model, about, classes = _to_stream(source, dtype)
     host = host_of(model)
     if elsewhere := {p.device.type for p in model.parameters()} - {"cpu"}:

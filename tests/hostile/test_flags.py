@@ -17,6 +17,7 @@ import yaml
 from subquad import ATTENTION, SubquadError, TokenGrid
 from subquad.cli import main, make_parser
 from subquad.cli.parser import FREE_TEXTS, run_name
+from subquad.cli.streaming_command import map_to_write
 from subquad.flags import Number, file_to_write, folder_to_write, pixels, to_read
 from subquad.models import HOSTS, create_model
 from subquad.models.pyramid import Pyramid
@@ -207,9 +208,9 @@ def wrong_texts(action, field, file):
         return [*texts, "inf", "much", *(["0.123"] if kind is int else [])] if field is None else texts
     if action.type is run_name:
         return ["", ".", "..", "a/b", "/a", "../a", "a\\b", "x" * 300, "a\nb"]
-    if action.type in (folder_to_write, file_to_write):
+    if action.type in (folder_to_write, file_to_write, map_to_write):
         return ["", f"{file}/a", f"{file}/a/b", "x" * 300] + (
-            [str(file.parent)] if action.type is file_to_write else []
+            [str(file.parent)] if action.type is not folder_to_write else []
         )
     if action.type is to_read:
         return [""]

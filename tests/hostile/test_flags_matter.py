@@ -65,6 +65,8 @@ TOGETHER = {
 """Flags that mean something only beside others, by command; the last ones are of recipes."""
 
 VALUES = {
+    "features": ["f.npy"],
+    "heat": ["h.npy"],
     "sched": ["constant", "multistep"],
     "opt": ["sgd"],
     "amp": ["bf16"],

@@ -83,9 +83,9 @@ def make_images(
         SubquadError: the folder has images of other settings, or the pipeline does not take what is given.
     """
     check_images(folder, methods)
-    for prompt in prompts:
-        check_asked(pipe, prompt, sampling or Sampling())
     with holding(folder):
+        for prompt in prompts:
+            check_asked(pipe, prompt, sampling or Sampling())
         for method, options in methods.items():
             # what can't be is said before the images of the methods in front of it
             METHODS[method](pipe, **options)

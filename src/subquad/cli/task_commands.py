@@ -128,11 +128,13 @@ def _add_predict(commands: Commands, name: str, task: Any) -> None:
 
 def _predict(arguments: argparse.Namespace, task: Any) -> None:
     """Predict, and print what is found."""
+    from subquad.models.pretrained import check_name
     from subquad.runs import open_trained
     from subquad.tasks.image_files import check_there
     from subquad.tasks.task_contract import text_of
 
     source = _source(arguments, task)
+    check_name(source, task.name)
     check_there(arguments.images)
     trained = open_trained(source, task=task.name)
     settings = values_of(task.prediction_flags, vars(arguments))

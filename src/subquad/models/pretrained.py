@@ -68,6 +68,17 @@ def pretrained_file(name: str) -> Path:
     return target
 
 
+def check_name(text: Path | str, task: str | None = None) -> None:
+    """Raise a SubquadError where "pretrained/NAME" can't be opened, or not for a task; nothing is fetched for that."""
+    path, words = Path(text), str(text)
+    if not _is_name(words) or path.exists():
+        return
+    link = link_of(any_row_of(words.removeprefix(PREFIX)))
+    if task is not None:
+        with naming(path):
+            check_task(link.task if isinstance(link, DenseLink) else "classify", task)
+
+
 def source_of(text: Path | str, task: str | None = None) -> Path:
     """The file that "pretrained/NAME", "local-dir:FOLDER" or "hf-hub:OWNER/NAME" stands for; every other path as it is.
 
@@ -85,12 +96,8 @@ def source_of(text: Path | str, task: str | None = None) -> Path:
         return _of_hub(words.removeprefix("hf-hub:"))
     if not _is_name(words) or path.exists():
         return path
-    name = words.removeprefix(PREFIX)
-    if task is not None:
-        link = link_of(any_row_of(name))
-        with naming(path):
-            check_task(link.task if isinstance(link, DenseLink) else "classify", task)
-    return pretrained_file(name)
+    check_name(text, task)
+    return pretrained_file(words.removeprefix(PREFIX))
 
 
 def _of_hub(repository: str) -> Path:

@@ -41,7 +41,7 @@ class DiffusersMapAttention(DiffusersAttention):
 
     @classmethod
     def fits(cls, original: Any) -> bool:
-        return bool(original.residual_connection) and original.group_norm is not None
+        return bool(getattr(original, "residual_connection", False)) and original.group_norm is not None
 
     @classmethod
     def map_under(cls, x: Tensor) -> TokenGrid:
