@@ -9,6 +9,7 @@ import torch
 from foreign_unets import ATTENTION, CHANNELS, OfOneHead, OfPixels, OfPlaces, OfTokens, Plain, UNet, unet
 from mechanisms import refuses
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import subquad
@@ -497,6 +498,14 @@ def test_those_of_diffusers_need_nothing_to_be_given(name):
         call = called(name, *size)
         assert off(answer(student, call), answer(model, call)) < 1e-5
         assert off(answer(linear, call), answer(model, call)) > 1e-4
+
+
+@pytest.mark.parametrize("name", DIFFUSERS)
+def test_those_of_diffusers_are_converted_in_half_precision(name):
+    model = diffusers_unets()[name].bfloat16().eval()
+    student = subquad.convert(model, "softmax")
+    call = tree_map_only(torch.Tensor, lambda one: one.bfloat16(), called(name))
+    assert off(answer(student, call).float(), answer(model, call).float()) < 0.1
 
 
 @pytest.mark.parametrize("name", ["UNet2DModel", "UNet2DConditionModel"])

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from subquad.conversion.example_calls import Example
 from subquad.conversion.families.diffusers_attention import OF_IMAGE, DiffusersAttention, refuse_given
@@ -77,7 +78,9 @@ def example_of(network: nn.Module, size: tuple[int, ...] | None) -> Example | No
     height, width = size or (said if isinstance(said, tuple | list) else (said, said))
     if height is None:
         raise SubquadError(f"this {type(network).__name__} does not say which images it is made for: give img_size")
-    return Example(given={"sample": torch.empty(1, config.in_channels, height, width), **make(network, config)})
+    given = {"sample": torch.empty(1, config.in_channels, height, width), **make(network, config)}
+    dtype = next(network.parameters()).dtype
+    return Example(given=tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, given))
 
 
 def _nothing(network: Any, config: Any) -> dict[str, Any]:
