@@ -7,7 +7,6 @@ from copy import deepcopy
 import pytest
 import torch
 from foreign_unets import ATTENTION, CHANNELS, OfOneHead, OfPixels, OfPlaces, OfTokens, Plain, UNet, unet
-from mechanisms import refuses
 from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +19,7 @@ from subquad.conversion.example_calls import as_outline, of_outline
 from subquad.conversion.families.map_readings import map_reading_of
 from subquad.conversion.families.proven_places import place_reading_of
 from subquad.conversion.towers import find_tower
+from subquad.exports import open_exported
 
 
 def given(height=16, width=24, batch=2):
@@ -57,8 +57,6 @@ def test_with_softmax_they_answer_as_before_at_any_size(name):
 @pytest.mark.parametrize("name", ["pixels", "places", "tokens", "blocks"])
 @pytest.mark.parametrize("attention", MECHANISMS)
 def test_every_mechanism_runs_in_them(name, attention):
-    if refuses(attention, "vit"):
-        pytest.skip("this mechanism has no place in a trained layer")
     model, call = unet(name), given(20, 12)
     student = subquad.convert(model, attention, given=given())
     y = answer(student, call)
@@ -332,6 +330,9 @@ def test_what_is_given_is_refused_where_it_says_nothing():
 
         vit = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
         subquad.convert(vit, "linear", given={"x": torch.randn(1, 3, 32, 32)})
+    with pytest.raises(SubquadError, match=r"of ours stand is known: leave `given` out"):
+        ours = subquad.create_model("deit_tiny", img_size=32, depth=1)
+        subquad.convert(ours, "linear", given={"x": torch.randn(1, 3, 32, 32)})
 
 
 @pytest.mark.parametrize("damaged", [{"shape of a tensor": [2**15] * 3, "dtype": "float32"}, {"shape of a tensor": 3}])
@@ -441,14 +442,35 @@ def test_converted_layers_say_what_they_can_not_honour():
     assert torch.equal(layer(x), layer(x, None))
     with pytest.raises(SubquadError, match="is called with t beside tokens"):
         layer(x, torch.ones(1))
-    with pytest.raises(SubquadError, match=r"takes maps \(b, c, height, width\), got \(1, 16, 32\)"):
-        layer(torch.randn(1, 16, CHANNELS))
+    for one in (layer, subquad.convert(unet("places"), "linear", given=given()).mid_attn1):
+        with pytest.raises(SubquadError, match=r"takes maps \(b, c, height, width\), got \(1, 16, 32\)"):
+            one(torch.randn(1, 16, CHANNELS))
+
+
+def test_places_of_a_large_map_may_be_others():
+    class Fewer(OfPlaces):
+        def forward(self, x):
+            return super().forward(x) if x[0, 0].numel() < 200 else x
+
+    network = nn.Sequential(nn.Conv2d(3, CHANNELS, 3, padding=1), Fewer(CHANNELS))
+    with pytest.raises(SubquadError, match="attention of a few tokens, and something else of 400"):
+        subquad.convert(network, "linear", img_size=20)
+    assert len(converted_layers(subquad.convert(network, "linear", img_size=10))) == 1
+
+
+@pytest.mark.slow
+def test_a_student_is_written_for_what_was_given(tmp_path):
+    student = subquad.convert(unet("pixels"), "inline", given=given())
+    subquad.export(student, tmp_path / "unet.pt2", format="pt2", given=given(), takes=["x", "time"])
+    call = given()
+    engine = open_exported(tmp_path / "unet.pt2")
+    assert off(engine(call["x"], call["time"]), answer(student, call)) < 1e-5
 
 
 def diffusers_unets():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from diffusers import AutoencoderKL, UNet2DConditionModel, UNet2DModel
+        from diffusers import AutoencoderKL, UNet2DConditionModel, UNet2DModel, VQModel
     torch.manual_seed(0)
     halves = {"block_out_channels": (32, 64), "norm_num_groups": 8, "layers_per_block": 1}
     of_text = {
@@ -472,6 +494,7 @@ def diffusers_unets():
         "UNet2DConditionModel": UNet2DConditionModel(sample_size=16, **halves, **of_text),
         "XL": UNet2DConditionModel(sample_size=16, **halves, **of_text, **xl),
         "AutoencoderKL": AutoencoderKL(sample_size=32, **halves, **coding),
+        "VQModel": VQModel(sample_size=32, num_vq_embeddings=16, **halves, **coding),
     }
 
 
@@ -479,12 +502,17 @@ def called(name, height=16, width=16):
     text = {"encoder_hidden_states": torch.randn(2, 9, 24)}
     told = {"added_cond_kwargs": {"text_embeds": torch.randn(2, 12), "time_ids": torch.ones(2, 6)}}
     channels = 4 if name in ("XL", "UNet2DConditionModel") else 3
-    more = {"UNet2DModel": {"timestep": 5}, "UNet2DConditionModel": {"timestep": 5, **text}, "AutoencoderKL": {}}
+    more = {
+        "UNet2DModel": {"timestep": 5},
+        "UNet2DConditionModel": {"timestep": 5, **text},
+        "AutoencoderKL": {},
+        "VQModel": {},
+    }
     more["XL"] = more["UNet2DConditionModel"] | told
     return {"sample": torch.randn(2, channels, height, width), **more[name]}
 
 
-DIFFUSERS = {"UNet2DModel": 4, "UNet2DConditionModel": 4, "XL": 4, "AutoencoderKL": 2}
+DIFFUSERS = {"UNet2DModel": 4, "UNet2DConditionModel": 4, "XL": 4, "AutoencoderKL": 2, "VQModel": 2}
 
 
 @pytest.mark.whole

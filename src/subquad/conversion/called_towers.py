@@ -1,18 +1,14 @@
 """Towers of networks that say nothing of where tokens stand: a call shows on which map those of each layer do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from subquad.conversion.attention_layers import (
-    host_of,
-    layers_at,
-    layers_below,
-    paths_of_layers,
-)
-from subquad.conversion.example_calls import Example
+from subquad.conversion.attention_layers import host_of, layers_at, layers_below, paths_of_layers
+from subquad.conversion.example_calls import Example, check_given
 from subquad.conversion.families import converted_class
+from subquad.conversion.families.diffusers_unets import example_of
 from subquad.conversion.image_recorder import SurroundingRecorder
 from subquad.conversion.patch_embeddings import count_prefix, find_embedding
 from subquad.conversion.pyramids import in_common
@@ -23,7 +19,26 @@ from subquad.errors import SubquadError
 from subquad.models.stated_inputs import image_channels
 
 
-def by_a_call(model: nn.Module, modules: dict[str, nn.Module], example: Example, prefix: int | None) -> Tower:
+def told_by_a_call(
+    model: nn.Module, modules: dict[str, nn.Module], img_size: Any, prefix: int | None, given: Mapping[str, Any] | None
+) -> Tower | None:
+    """The tower of a network that a call is given of, or one is known of, or whose layers are handed maps; else None.
+
+    Raises:
+        SubquadError: what is given says nothing, or a call shows no tower.
+    """
+    if given is not None:
+        check_given(given)
+        _refuse_given_in_vain(model, modules, img_size)
+        return _by_a_call(model, modules, Example(given=given), prefix)
+    if (example := example_of(model, img_size)) is not None:
+        return _by_a_call(model, modules, example, prefix)
+    if _hands_maps(modules):
+        return _by_a_call(model, modules, _example_of_images(model, img_size), prefix)
+    return None
+
+
+def _by_a_call(model: nn.Module, modules: dict[str, nn.Module], example: Example, prefix: int | None) -> Tower:
     """The tower of a network of which a call shows on which map the tokens of each layer stand.
 
     Raises:
@@ -49,9 +64,9 @@ def found_by_a_call(model: Any, modules: dict[str, nn.Module], img_size: Any, pr
     known = [one for one in paths_of_layers("", modules, anywhere=True) if converted_class(modules[one]) is not None]
     if not known or _are_of_library(known, modules):
         return None
-    example = example_of_images(model, img_size)
+    example = _example_of_images(model, img_size)
     if not paths:
-        return by_a_call(model, modules, example, prefix)
+        return _by_a_call(model, modules, example, prefix)
     prefix = _prefix_of(paths, modules) if prefix is None else prefix
     if (several := on_several_maps(model, modules, example, prefix)) is not None:
         return several
@@ -110,7 +125,7 @@ def _tower_of(model: nn.Module, modules: dict[str, nn.Module], origins: Origins,
     return Tower(first, grid, layers, host_of(layers), SurroundingRecorder, tuple(others), example=example)
 
 
-def example_of_images(model: Any, img_size: Any) -> Example:
+def _example_of_images(model: Any, img_size: Any) -> Example:
     """Images of the size that is asked for, or that a network says it is made for."""
     size = within(img_size, 2) or size_of(model, model)
     if size is None:
@@ -128,14 +143,13 @@ def _prefix_of(layers: Iterable[str], modules: dict[str, nn.Module]) -> int:
     return next((count for one in holders if (count := count_prefix(one, None))), 0)
 
 
-def hands_maps(modules: dict[str, nn.Module]) -> bool:
+def _hands_maps(modules: dict[str, nn.Module]) -> bool:
     """Whether layers of a network of anybody's code are handed maps."""
-    paths = list(paths_of_layers("", modules))
-    families = (converted_class(modules[path]) for path in paths)
+    families = (converted_class(modules[path]) for path in paths_of_layers("", modules))
     return any(one is not None and one.stands_anywhere for one in families)
 
 
-def refuse_given_in_vain(model: Any, modules: dict[str, nn.Module], img_size: Any) -> None:
+def _refuse_given_in_vain(model: Any, modules: dict[str, nn.Module], img_size: Any) -> None:
     """Raise where a call shows nothing that is not known, or a size stands beside it."""
     if img_size is not None:
         raise SubquadError("what is given has its sizes: leave img_size out")

@@ -44,14 +44,6 @@ class Example:
             return f"images of {self.image[1]}×{self.image[2]} px"
         return f"what is given, {', '.join(self.given or ())}"
 
-    @property
-    def size(self) -> tuple[int, ...] | None:
-        """(height, width) of the first map or image of it, if there is one."""
-        if self.image is not None:
-            return self.image[1:]
-        tensors = (one for one in tree_leaves(dict(self.given or {})) if isinstance(one, Tensor))
-        return next((tuple(one.shape[2:]) for one in tensors if one.dim() == 4), None)
-
     def call(self, batch: int, like: Tensor) -> Call:
         """A call of so many alike, on the device of a tensor; random images have its dtype as well."""
         if self.image is not None:

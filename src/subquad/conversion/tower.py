@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from subquad.conversion.attention_layers import (
-    Layer,
-)
+from subquad.conversion.attention_layers import Layer
 from subquad.conversion.converted_attention import is_quadratic
 from subquad.conversion.example_calls import Example
 from subquad.conversion.families.twins import OF_LIBRARIES

@@ -16,19 +16,10 @@ from subquad.conversion.attention_layers import (
     refuse_unknown,
     ways_to_maps,
 )
-from subquad.conversion.called_towers import (
-    by_a_call,
-    example_of_images,
-    found_by_a_call,
-    hands_maps,
-    may_be_asked,
-    on_several_maps,
-    refuse_given_in_vain,
-)
+from subquad.conversion.called_towers import found_by_a_call, may_be_asked, on_several_maps, told_by_a_call
 from subquad.conversion.converted_attention import ConvertedAttention
-from subquad.conversion.example_calls import Example, check_given
+from subquad.conversion.example_calls import Example
 from subquad.conversion.families import converted_class
-from subquad.conversion.families.diffusers_unets import example_of
 from subquad.conversion.grid_recorder import GridRecorder, is_called
 from subquad.conversion.patch_embeddings import count_prefix, find_embedding, map_behind, reckons, root_of, stem_of
 from subquad.conversion.pyramids import grids_of_layers, holder_of, in_common, resizing_behind
@@ -84,17 +75,12 @@ def find_tower(
         )
     for path, module in modules.items():
         if isinstance(module, Backbone):
+            _refuse_given(given, module)
             return _own_tower(module, path, modules, within(img_size, 2))
     _refuse_by_name(modules)
     refuse_unknown("", modules)
-    if given is not None:
-        check_given(given)
-        refuse_given_in_vain(model, modules, img_size)
-        return by_a_call(model, modules, Example(given=given), prefix)
-    if (example := example_of(model, img_size)) is not None:
-        return by_a_call(model, modules, example, prefix)
-    if hands_maps(modules):
-        return by_a_call(model, modules, example_of_images(model, img_size), prefix)
+    if (told := told_by_a_call(model, modules, img_size, prefix, given)) is not None:
+        return told
     try:
         path, recorder = find_embedding(modules)
         root = root_of(path, modules)
@@ -152,9 +138,10 @@ def other_towers(model: nn.Module, tower: Tower) -> list[str]:
     modules = dict(model.named_modules())
     inside = ".".join(in_common([tower.embedding, *(layer.path for layer in tower.layers)]))
     roots: dict[str, None] = {}
-    in_blocks = next(paths_of_layers("", modules), None) is not None
+    if next(paths_of_layers("", modules), None) is None:
+        return []
     for path, module in modules.items():
-        if not (tower.recorder.hears(module) or reckons(module)) or not in_blocks:
+        if not (tower.recorder.hears(module) or reckons(module)):
             continue
         root = root_of(path, modules)
         apart = inside and root and not f"{inside}.".startswith(f"{root}.") and not f"{root}.".startswith(f"{inside}.")
@@ -246,6 +233,15 @@ def _own_tower(backbone: Backbone, root: str, modules: dict[str, nn.Module], img
         raise SubquadError(f"{type(backbone).__name__} has no attention layers that could be replaced")
     host = next((name for name, cls in HOSTS.items() if isinstance(backbone, cls)), "vit")
     return Tower(embedding, grids[0], tuple(layers), host)
+
+
+def _refuse_given(given: Any, backbone: Backbone) -> None:
+    """Raise where a call is given of one of our networks, which take images."""
+    if given is not None:
+        raise SubquadError(
+            f"where tokens of a {type(backbone).__name__} of ours stand is known: leave `given` out, and say img_size "
+            "if it is to be another"
+        )
 
 
 def _refuse_by_name(modules: dict[str, nn.Module]) -> None:

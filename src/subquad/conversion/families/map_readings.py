@@ -27,7 +27,7 @@ from subquad.conversion.families.readings import (
     mixed_as,
     ways_of,
 )
-from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, twin_of
+from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, twin_if_any, twin_of
 from subquad.grid import TokenGrid
 
 ASKED_MAPS = (2, 3, 4), (3, 2, 3), (1, 14, 14)
@@ -167,13 +167,9 @@ def _channels(layer: Any, reading: Reading) -> int:
 
 def _read(layer: nn.Module) -> MapReading | None:
     """The reading by which a layer's twin computes, if there is one."""
-    try:
-        twin = twin_of(layer)
-    except RuntimeError:
-        # weights that are computed of others can't be copied
-        return None
-    parts = _parts_of(twin)
-    if parts is None:
+    twin = twin_if_any(layer)
+    parts = _parts_of(twin) if twin is not None else None
+    if twin is None or parts is None:
         return None
     found = [_ask(twin, parts, shape) for shape in ASKED_MAPS]
     asked = [one for one in found if one is not None]

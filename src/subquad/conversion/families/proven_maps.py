@@ -21,12 +21,29 @@ from subquad.errors import SubquadError
 from subquad.grid import TokenGrid
 
 
-class ProvenMapAttention(ProvenLayer):
+class OfMaps(ProvenLayer):
     """A map (b, c, y, x) to another one; no masks, no positions."""
 
     listener: ClassVar[type[GridRecorder]] = MapRecorder
     is_handed_maps: ClassVar[bool] = True
     stands_anywhere: ClassVar[bool] = True
+
+    @classmethod
+    def map_under(cls, x: Tensor) -> TokenGrid:
+        return TokenGrid(*x.shape[2:])
+
+    def map_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The map that a call is about; raises a SubquadError where it is about more, or no map."""
+        x = self.tokens_of_call(args, kwargs)
+        if x.dim() != 4:
+            raise SubquadError(
+                f"a converted {type(self.original).__name__} takes maps (b, c, height, width), got {tuple(x.shape)}"
+            )
+        return x
+
+
+class ProvenMapAttention(OfMaps):
+    """Projected, mixed, projected back, and added to what was handed, as it was read."""
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
         grid = kwargs["grid"].without_prefix
@@ -36,10 +53,6 @@ class ProvenMapAttention(ProvenLayer):
         self.forms, self.times, self.adds = reading.forms, reading.times, reading.kept
         self.read_as, self.memory = reading.reading, reading.memory
         super().__init__(original, *args, **kwargs)
-
-    @classmethod
-    def map_under(cls, x: Tensor) -> TokenGrid:
-        return TokenGrid(*x.shape[2:])
 
     def tokens_width(self, original: nn.Module) -> int:
         first = projection_of(original.get_submodule(self.read_as.projections[0]))
@@ -56,11 +69,7 @@ class ProvenMapAttention(ProvenLayer):
         return super().make_inner(original, mechanism, TokenGrid(*grid.shape, in_front))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        x, reading = self.tokens_of_call(args, kwargs), self.read_as
-        if x.dim() != 4:
-            raise SubquadError(
-                f"a converted {type(self.original).__name__} takes maps (b, c, height, width), got {tuple(x.shape)}"
-            )
+        x, reading = self.map_of_call(args, kwargs), self.read_as
         grid, tokens = self.map_under(x), MAP.tokens(x)
         normed = tokens if reading.norm is None else self.called(reading.norm, tokens, grid)
         projected = [self.called(name, normed, grid) for name in reading.projections]

@@ -10,19 +10,18 @@ Letters: b batch, n tokens, c channels, r channels of queries and keys, y x rows
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.conversion.converted_attention import ConvertedAttention
-from subquad.conversion.families.map_attention import MapRecorder
 from subquad.conversion.families.map_readings import ASKED_MAPS, MAP, Form, Projection, projection_of
-from subquad.conversion.families.proven_attention import ProvenLayer, refuse_number
-from subquad.conversion.families.readings import Reading, is_without_tables
-from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, twin_of
-from subquad.conversion.grid_recorder import GridRecorder
+from subquad.conversion.families.proven_attention import refuse_number
+from subquad.conversion.families.proven_maps import OfMaps
+from subquad.conversion.families.readings import MOST_ASKED, Reading, is_without_tables
+from subquad.conversion.families.twins import OF_LIBRARIES, Remembered, are_equal, twin_if_any, twin_of
 from subquad.grid import TokenGrid
 
 
@@ -75,13 +74,9 @@ def _ways(layer: nn.Module, parts: dict[str, Projection]) -> Iterator[PlaceReadi
 
 
 def _read(layer: nn.Module) -> PlaceReading | None:
-    try:
-        twin = twin_of(layer)
-    except RuntimeError:
-        # weights that are computed of others can't be copied
-        return None
-    parts = _parts_of(twin)
-    if parts is None:
+    twin = twin_if_any(layer)
+    parts = _parts_of(twin) if twin is not None else None
+    if twin is None or parts is None:
         return None
     width = next(iter(parts.values())).in_features
     maps = [torch.randn(images, width, *sides, device="cpu", dtype=torch.float32) for images, *sides in ASKED_MAPS]
@@ -107,31 +102,32 @@ def _computes(reading: PlaceReading, twin: Any, x: Tensor) -> bool:
         return False
 
 
+def _holds_on(reading: PlaceReading, layer: nn.Module, grid: TokenGrid) -> bool:
+    """Whether that is what a layer computes of a map of this size; of more than `MOST_ASKED` nobody knows."""
+
+    def find(layer: nn.Module) -> bool:
+        return _computes(reading, twin_of(layer), torch.randn(1, reading.width, *grid.shape, device="cpu"))
+
+    return grid.num_tokens > MOST_ASKED or bool(Remembered(find)(layer))
+
+
 def _form_of(layer: nn.Module, name: str) -> Form:
     found = projection_of(layer.get_submodule(name))
     assert found is not None
     return found.form
 
 
-class ProvenPlaceAttention(ProvenLayer):
-    """A map (b, c, y, x) to another one; queries and keys (b, n, r) are filled up with zeros, which no score sees."""
-
-    listener: ClassVar[type[GridRecorder]] = MapRecorder
-    is_handed_maps: ClassVar[bool] = True
-    stands_anywhere: ClassVar[bool] = True
+class ProvenPlaceAttention(OfMaps):
+    """Queries and keys (b, n, r) are filled up with zeros, which no score sees."""
 
     def __init__(self, original: nn.Module, *args: Any, **kwargs: Any) -> None:
-        reading = place_reading_of(original)
-        if reading is None:
-            refuse_number(original, int(kwargs["grid"].num_tokens))
+        reading, grid = place_reading_of(original), kwargs["grid"].without_prefix
+        if reading is None or not _holds_on(reading, original, grid):
+            refuse_number(original, int(grid.num_tokens))
         self.weight, self.adds = reading.weight, reading.adds
         self.forms = [_form_of(original, name) for name in reading.names]
         self.read_as = Reading(reading.names, "", 1, reading.width, scale=reading.scale)
         super().__init__(original, *args, **kwargs)
-
-    @classmethod
-    def map_under(cls, x: Tensor) -> TokenGrid:
-        return TokenGrid(*x.shape[2:])
 
     def kept(self, original: nn.Module) -> Iterable[tuple[str, nn.Module | nn.Parameter]]:
         yield from super().kept(original)
@@ -139,7 +135,7 @@ class ProvenPlaceAttention(ProvenLayer):
             yield self.weight, getattr(original, self.weight)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        x = self.tokens_of_call(args, kwargs)
+        x = self.map_of_call(args, kwargs)
         grid, tokens = self.map_under(x), MAP.tokens(x)
         named = zip(self.read_as.projections, self.forms, strict=True)
         projected = (form.tokens(self.through(name, form.of(tokens, grid))) for name, form in named)

@@ -21,7 +21,7 @@ from subquad.conversion.example_calls import Call
 from subquad.conversion.families.asked_turning import Turning, are_alike, are_of_one, asked_keys, turnings, turns
 from subquad.conversion.families.proven_attention import ProvenAttention, is_nothing, usual_arguments
 from subquad.conversion.families.readings import Answered, Reading, Turn, all_readings, computes, parts_of, reading_of
-from subquad.conversion.families.twins import OF_LIBRARIES, random_tokens, twin_of
+from subquad.conversion.families.twins import OF_LIBRARIES, random_tokens, twin_if_any
 from subquad.errors import SubquadError, reason_without_path
 from subquad.ops.turning import turned_tokens
 from subquad.rope import Rotation
@@ -174,13 +174,9 @@ def _proven(
 
 
 def _found(original: nn.Module, shape: Sequence[int], beside: Mapping[str, Any]) -> tuple[Turning, Reading] | None:
-    try:
-        twin = twin_of(original)
-    except RuntimeError:
-        # weights that are computed of others can't be copied
-        return None
-    parts = parts_of(twin, with_tables=True)
-    if parts is None:
+    twin = twin_if_any(original)
+    parts = parts_of(twin, with_tables=True) if twin is not None else None
+    if twin is None or parts is None:
         return None
     answered = []
     for _ in range(2):

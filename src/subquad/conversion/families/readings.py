@@ -24,6 +24,7 @@ from subquad.conversion.families.twins import (
     are_equal,
     attributes_of,
     random_tokens,
+    twin_if_any,
     twin_of,
 )
 
@@ -210,13 +211,9 @@ class Answered:
 
 def _read(layer: nn.Module) -> Reading | None:
     """The reading by which a layer's twin computes, if there is one."""
-    try:
-        twin = twin_of(layer)
-    except RuntimeError:
-        # weights that are computed of others can't be copied
-        return None
-    parts = parts_of(twin)
-    if parts is None:
+    twin = twin_if_any(layer)
+    parts = parts_of(twin) if twin is not None else None
+    if twin is None or parts is None:
         return None
     asked = [_ask(twin, parts, shape) for shape in ASKED]
     if any(isinstance(value, Tensor) for value in attributes_of(layer).values()):

@@ -94,6 +94,14 @@ def twin_of(layer: nn.Module, *, remembers: bool = True) -> Any:
     return twin.eval()
 
 
+def twin_if_any(layer: nn.Module) -> Any | None:
+    """A layer's twin; None where weights are computed of others, which can't be copied."""
+    try:
+        return twin_of(layer)
+    except RuntimeError:
+        return None
+
+
 def _fresh(part: nn.Module) -> nn.Module:
     fresh = copy.deepcopy(part, {id(one): _random(one) for one in part.parameters()})
     for module in fresh.modules():
