@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from subquad.benchmarks.blocks import dtype_of
 from subquad.benchmarks.memory import peak_memory_mb
@@ -20,6 +21,7 @@ from subquad.diffusion import (
     processor,
     remove_agent_attention,
 )
+from subquad.diffusion.called_with import arguments_of
 from subquad.diffusion.patchable_layers import maps_of
 from subquad.errors import SubquadError, unknown_name
 from subquad.ranges import check_positive
@@ -113,8 +115,8 @@ def measure_unet(
     rows: list[UnetRow] = []
     for px in sorted(sizes):
         side = px // PIXELS
-        x = torch.randn(batch_size, 4, side, side, device=device, dtype=kind)
-        inputs = {"sample": x, "timestep": 900, **_conditions(unet, x)}
+        known = arguments_of(unet, (side, side), batch_size)
+        inputs = tree_map_only(Tensor, lambda one: one.to(device), known) | {"timestep": 900}
         passes = {method: _pass(unet, clock, method, change, inputs) for method, change in methods.items()}
         log(f"{px} px: {counted(len(passes), 'method')}, {counted(repeats, 'time')} each")
         results = {method: run() for method, run in passes.items()}
@@ -153,18 +155,6 @@ def _unet(name: str) -> Any:
     return UNet2DConditionModel(**UNETS[name])
 
 
-def _conditions(unet: Any, x: torch.Tensor) -> dict[str, Any]:
-    """What a step is told besides its noise: 77 tokens of text and, for XL, the sizes of the image."""
-    config, batch = unet.config, len(x)
-    given: dict[str, Any] = {"encoder_hidden_states": x.new_empty(batch, 77, config.cross_attention_dim).normal_()}
-    if config.addition_embed_type == "text_time":
-        sizes = 6
-        pooled = config.projection_class_embeddings_input_dim - sizes * config.addition_time_embed_dim
-        told = {"text_embeds": x.new_empty(batch, pooled).normal_(), "time_ids": x.new_ones(batch, sizes)}
-        given["added_cond_kwargs"] = told
-    return given
-
-
 def _methods(ratios: Sequence[float], agents: int | None, reuse: int) -> dict[str, Callable[[nn.Module], Any]]:
     """By name what each does to the U-Net."""
     for ratio in ratios:
@@ -187,11 +177,11 @@ def _pass(
     method: str,
     change: Callable[[nn.Module], Any],
     inputs: dict[str, Any],
-) -> Callable[[], torch.Tensor]:
-    def run() -> torch.Tensor:
+) -> Callable[[], Tensor]:
+    def run() -> Tensor:
         change(unet)
         with torch.inference_mode(), clock.of(method):
-            result: torch.Tensor = unet(**inputs).sample
+            result: Tensor = unet(**inputs).sample
         remove_agent_attention(unet)
         return result
 

@@ -8,13 +8,13 @@ from torch import nn
 from subquad.conversion.attention_layers import host_of, layers_at, layers_below, paths_of_layers
 from subquad.conversion.example_calls import Example, check_given
 from subquad.conversion.families import converted_class
-from subquad.conversion.families.diffusers_unets import example_of
 from subquad.conversion.image_recorder import SurroundingRecorder
 from subquad.conversion.patch_embeddings import count_prefix, find_embedding
 from subquad.conversion.pyramids import in_common
 from subquad.conversion.tokens_order import check_rows, chosen_origin
 from subquad.conversion.tokens_origin import Origins, origins_of_layers, origins_of_tokens
 from subquad.conversion.tower import LIBRARIES, Tower, size_of, within
+from subquad.diffusion.called_with import arguments_of
 from subquad.errors import SubquadError
 from subquad.models.stated_inputs import image_channels
 
@@ -31,8 +31,8 @@ def told_by_a_call(
         check_given(given)
         _refuse_given_in_vain(model, modules, img_size)
         return _by_a_call(model, modules, Example(given=given), prefix)
-    if (example := example_of(model, img_size)) is not None:
-        return _by_a_call(model, modules, example, prefix)
+    if (known := arguments_of(model, img_size)) is not None:
+        return _by_a_call(model, modules, Example(given=known), prefix)
     if _hands_maps(modules):
         return _by_a_call(model, modules, _example_of_images(model, img_size), prefix)
     return None
