@@ -66,8 +66,9 @@ def measure(host: str, mechanism: str, formats: list[str], dynamic: tuple[str, .
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
+    images = torch.zeros(1, 3, *model.img_size)
     # all formats are written of one program, and OpenVINO's is made of the same ONNX
-    traced = functools.cache(lambda: exporting_program(model, torch.zeros(1, 3, *model.img_size), dynamic, least))
+    traced = functools.cache(lambda: exporting_program(model, (images,), dynamic, least=least))
     exporting_program, least = exporting.program_of, least_pixels(model)
     write, written = onnx_format.write, {}
 
@@ -80,7 +81,7 @@ def measure(host: str, mechanism: str, formats: list[str], dynamic: tuple[str, .
     cells = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        substituted(exporting, "program_of", lambda *_: traced()),
+        substituted(exporting, "program_of", lambda *_, **__: traced()),
         substituted(openvino_format.onnx_format, "write", write_once),
     ):
         for format in formats:
@@ -106,7 +107,7 @@ def warm_up() -> None:
     from subquad.exports.programs import program_of
 
     torch.set_num_threads(1)
-    program = program_of(small("vit", "linear", depths=(1,)).eval(), torch.zeros(1, 3, 64, 64), DYNAMIC, 17)
+    program = program_of(small("vit", "linear", depths=(1,)).eval(), (torch.zeros(1, 3, 64, 64),), DYNAMIC, least=17)
     with tempfile.TemporaryDirectory() as folder:
         write(program, Path(folder) / "network.onnx")
 

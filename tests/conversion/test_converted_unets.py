@@ -467,6 +467,15 @@ def test_a_student_is_written_for_what_was_given(tmp_path):
     assert off(engine(call["x"], call["time"]), answer(student, call)) < 1e-5
 
 
+@pytest.mark.slow
+def test_a_student_is_written_for_any_size(tmp_path):
+    student = subquad.convert(unet("pixels"), "linear", given=given())
+    settings = {"format": "pt2", "given": given(), "takes": ["x", "time"], "dynamic": "batch,size"}
+    written = subquad.export(student, tmp_path / "unet.pt2", **settings)
+    engine, call = open_exported(tmp_path / "unet.pt2"), given(6 * written.step, 4 * written.step, 3)
+    assert off(engine(call["x"], call["time"]), answer(student, call)) < 1e-5
+
+
 def diffusers_unets():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

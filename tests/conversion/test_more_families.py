@@ -393,7 +393,7 @@ def test_a_student_is_exported(name, attention):
     expected = answer(student, images())
     if "EoMT" in name:
         # which PyTorch alone can't trace, the teacher neither: it asks a buffer what to do
-        program = program_of(Answer(student), images(), (), 64)
+        program = program_of(Answer(student), (images(),), (), least=64)
     else:
         program = torch.export.export(student, (images(),), strict=False)
     answered = program.module()(images())

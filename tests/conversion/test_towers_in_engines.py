@@ -11,7 +11,7 @@ import subquad
 from subquad import SubquadError
 from subquad.exports import open_exported
 from subquad.exports.known_arguments import WithArguments
-from subquad.exports.programs import program_of_tensors
+from subquad.exports.programs import program_of
 from subquad.tracing import KnownNumbers, as_known, can_be_read
 
 pytest.importorskip("transformers.vision_utils", exc_type=ImportError)
@@ -35,7 +35,7 @@ def test_a_program_of_patches_alone_answers_as_the_student(name):
     student, given = students(name)
     network = WithArguments(student, given)
     with torch.no_grad():
-        program = program_of_tensors(network.eval(), network.examples).module()
+        program = program_of(network.eval(), network.examples, ()).module()
         other = network.examples[0].flip(0)
         assert difference(program(other), network(other)) < 1e-5
         assert difference(network(*network.examples), student(**given)[0]) < 1e-6

@@ -28,12 +28,13 @@ from subquad.exports import (
     export,
     exporting,
     notes_of,
+    onnx_format,
     open_exported,
     programs,
     register_exporter,
 )
 from subquad.exports.checking import checked_shapes, largest_difference, tried_images
-from subquad.exports.engines import InEngine
+from subquad.exports.engine_networks import InEngine
 from subquad.exports.exporting import least_pixels
 from subquad.exports.taken_sizes import TAKES, checked, said_of
 from subquad.models.stated_inputs import stated_size
@@ -382,14 +383,14 @@ def test_a_disk_that_is_full_leaves_all_files_as_they_were(tmp_path, monkeypatch
     parts_of(monkeypatch, b"1")
     export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
     parts_of(monkeypatch, b"2")
-    write = Path.write_bytes
+    copy = shutil.copyfile
 
-    def full(self, content):
-        if self.name.startswith(".mean.pt2"):
+    def full(source, target):
+        if target.name.startswith(".mean.pt2"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(self, content)
+        return copy(source, target)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(SubquadError, match=r"mean\.pt2 can't be written: No space left on device"):
         export(Mean(), tmp_path / "mean.pt2", format="three", img_size=8)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == dict.fromkeys(
@@ -551,8 +552,8 @@ def test_files_are_opened_by_their_suffix_or_by_the_format_that_is_named(tmp_pat
 
 def test_what_was_compiled_gets_images_that_it_takes_alone():
     """Compiled code looks at neither sizes nor dtypes, and reads past the end of what is smaller."""
-    sized = programs.program_of(Mean(), torch.zeros(1, 3, 16, 16), ["batch", "size"], 9)
-    halved = programs.program_of(Mean(), torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16), [], 9)
+    sized = programs.program_of(Mean(), (torch.zeros(1, 3, 16, 16),), ["batch", "size"], least=9)
+    halved = programs.program_of(Mean(), (torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16),), [], least=9)
     any_size, fixed = (checked(Mean(), said_of(program)[TAKES]) for program in (sized, halved))
     assert any_size(torch.zeros(5, 3, 9, 70)).shape == (5, 3)
     assert fixed(torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16)).shape == (2, 3)
@@ -671,6 +672,36 @@ def test_notes_are_read_in_the_format_itself(format, tmp_path):
         assert json.loads(told[name]) == json.loads(json.dumps(notes[name]))
     images = torch.randn(1, 3, 8, 8)
     torch.testing.assert_close(open_exported(path, format)(images), Mean()(images), rtol=1e-5, atol=1e-6)
+
+
+class Products(torch.nn.Sequential):
+    """A network that has weights of more than a few bytes."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(192, 256), torch.nn.GELU(), torch.nn.Linear(256, 7))
+
+
+@pytest.mark.parametrize(("format", "int8"), [("onnx", None), ("onnx", "dynamic"), ("openvino", None)])
+def test_weights_that_no_file_of_onnx_holds_stand_beside_it(format, int8, tmp_path, monkeypatch):
+    for package in (*EXPORTERS["onnx"].needs, *EXPORTERS[format].needs):
+        pytest.importorskip(package)
+    monkeypatch.setattr(onnx_format, "MOST_INSIDE", 1000)
+    torch.manual_seed(0)
+    model, path = Products().eval(), tmp_path / f"n{EXPORTERS[format].suffix}"
+    export(model, path, format=format, img_size=8, dynamic="batch", int8=int8, notes={"a": "b"})
+    data = tmp_path / ("n.bin" if format == "openvino" else "n.onnx.data")
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, data.name} and data.stat().st_size > 40_000
+    assert str(notes_in(path, format, ["a"])["a"]) == "b"
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for file in (path, data):
+        file.rename(moved / file.name)
+    images = torch.randn(3, 3, 8, 8)
+    found = open_exported(moved / path.name)(images)
+    torch.testing.assert_close(found, model(images), rtol=1e-4, atol=0.1 if int8 else 1e-5)
+    (moved / data.name).unlink()
+    with pytest.raises(SubquadError, match=rf"there is no .*{data.name}, which holds the weights of {path.name}: move"):
+        open_exported(moved / path.name)
 
 
 # what is compiled says how, with the folders of the compiler

@@ -9,7 +9,8 @@ from hosts import SMALL, fewest, small
 
 from subquad import ATTENTION, SubquadError
 from subquad.exports import DTYPES, EXPORTERS, export, open_exported
-from subquad.exports.programs import DYNAMIC, as_formulas, program_of
+from subquad.exports.changing_axes import DYNAMIC
+from subquad.exports.programs import as_formulas, program_of
 from subquad.models.assembling import settings_of
 from subquad.tracing import surely
 
@@ -28,7 +29,7 @@ def random_network(host, mechanism=None, **changes):
 
 
 def program(model, least):
-    return program_of(model, torch.zeros(1, 3, *model.img_size), DYNAMIC, least)
+    return program_of(model, (torch.zeros(1, 3, *model.img_size),), DYNAMIC, least=least)
 
 
 # seconds each; one without and one with tables stand for all in the fast tests
@@ -199,7 +200,7 @@ class Fitted(torch.nn.Module):
 
 
 def test_what_is_asked_of_sizes_does_not_hold_a_program_to_them():
-    run = program_of(Fitted(), torch.zeros(1, 3, 8, 8), ["batch"], 1).module()
+    run = program_of(Fitted(), (torch.zeros(1, 3, 8, 8),), ["batch"]).module()
     for batch in (1, 2, 5):
         torch.testing.assert_close(run(torch.ones(batch, 3, 8, 8)), torch.full((batch, 3, 8, 8), 2.0))
 
@@ -211,7 +212,7 @@ class Attending(torch.nn.Module):
 
 def test_softmax_attention_is_written_as_its_formula():
     with as_formulas():
-        program = program_of(Attending(), torch.zeros(1, 3, 8, 8), (), 1).run_decompositions()
+        program = program_of(Attending(), (torch.zeros(1, 3, 8, 8),), ()).run_decompositions()
     names = [str(node.target) for node in program.graph.nodes]
     assert not any("scaled_dot_product" in name for name in names)
     assert any("softmax" in name for name in names)

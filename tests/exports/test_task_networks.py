@@ -7,8 +7,8 @@ from hosts import small
 
 import subquad
 from subquad.exports import EXPORTERS, export
+from subquad.exports.changing_axes import DYNAMIC
 from subquad.exports.foreign_forms import forms_of_any_size
-from subquad.exports.programs import DYNAMIC
 from subquad.models.pyramid import Pyramid
 from subquad.tasks.segmentation import SEGMENTERS, Segmenter
 

@@ -11,6 +11,9 @@ from subquad.errors import SubquadError
 
 MODELS = "diffusers.models"
 
+MOST_ALIKE = 63
+"""Images at a time that these networks compute in one way: from 64 on they copy what they double."""
+
 
 def arguments_of(network: nn.Module, size: tuple[int, ...] | None = None, batch: int = 1) -> dict[str, Any] | None:
     """The arguments of a call by name, on the CPU; None for networks of other kinds.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.errors import SubquadError, reason_of
+from subquad.exports.changing_axes import Axes
 from subquad.kernels import use_backend
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.int8: 2e-1}
@@ -83,10 +84,18 @@ def tried_images(shapes: Sequence[Shape], channels: int, dtype: torch.dtype) -> 
     return tried
 
 
-def tried_like(examples: Sequence[Tensor]) -> list[Tried]:
-    """The same of what are no images: the examples, and their rows the other way around; not any numbers are taken."""
-    where = f"of {' and '.join(' × '.join(map(str, one.shape)) for one in examples)} numbers"
-    return [(where, tuple(examples)), (where, tuple(one.flip(0) if one.dim() else one for one in examples))]
+def tried_like(examples: Sequence[Tensor], axes: Sequence[Axes], shapes: Sequence[Shape]) -> list[Tried]:
+    """The same of what are not only images: the examples in these sizes, and their rows the other way around.
+
+    Not any numbers are taken.
+    """
+    tried: list[Tried] = []
+    for batch, height, width in shapes:
+        alike = [one.resized(tensor, batch, (height, width)) for tensor, one in zip(examples, axes, strict=True)]
+        where = f"of {' and '.join(' × '.join(map(str, one.shape)) or '1' for one in alike)} numbers"
+        turned = tuple(one.flip(0) if one.dim() else one for one in alike)
+        tried += [(where, tuple(alike)), (where, turned)]
+    return tried
 
 
 def largest_difference(

@@ -1,6 +1,7 @@
 """Write a network for another engine: traced, written aside, checked, and moved into place."""
 
 import importlib.util
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.diffusion.called_with import MOST_ALIKE, arguments_of
 from subquad.errors import SubquadError, check_suffix, reason_of, shown, unknown_name
+from subquad.exports.changing_axes import OF_IMAGES, Axes, check_dynamic, images_in
 from subquad.exports.checking import (
     TOLERANCES,
     DoesNotRunError,
-    Tried,
     answer_of,
     checked_shapes,
     largest_difference,
@@ -26,16 +28,16 @@ from subquad.exports.checking import (
 )
 from subquad.exports.file_notes import as_texts
 from subquad.exports.formats import EXPORTERS, Exporter, Runner
-from subquad.exports.known_arguments import WithArguments, check_alone, in_dtype
+from subquad.exports.known_arguments import WithArguments, check_alone, in_dtype, places_of_tensors
 from subquad.exports.named_answers import with_one_answer
 from subquad.exports.programs import (
+    MOST_IMAGES,
+    FewerImagesError,
     LargerSidesError,
     as_formulas,
-    check_dynamic,
     check_most,
     in_turn,
     program_of,
-    program_of_tensors,
     sizes_without_guards,
 )
 from subquad.exports.quantizing import INT8, in_int8
@@ -67,6 +69,7 @@ class Exported:
         difference: how far it was off there at most, by the network's largest number.
         least: pixels of the shortest side that it takes, where the size may change.
         step: of pixels; sides are multiples of it, where the size may change.
+        most: images at a time, where their number may change.
     """
 
     path: Path
@@ -75,6 +78,7 @@ class Exported:
     difference: float
     least: int | None
     step: int = 1
+    most: int | None = None
 
 
 @contextmanager
@@ -130,24 +134,34 @@ def export(
     path = Path(path)
     check_suffix(path, f"{format} is", exporter.suffix)
     dynamic = names_in(dynamic)
-    check_dynamic(dynamic)
-    if given is None and takes:
-        raise SubquadError("takes says what a file takes of what is given, which is not there")
     check_parameters(model, DTYPES[dtype])
+    most = MOST_IMAGES
     if given is not None:
-        check_alone(img_size, dynamic, batch)
+        check_alone(img_size, batch)
+    elif (given := _known_arguments(model, img_size, 2 if "batch" in dynamic else batch)) is not None:
+        takes, most = takes or list(places_of_tensors(given)), MOST_ALIKE
+    elif takes:
+        raise SubquadError("takes says what a file takes of what is given, which is not there")
+    if given is not None:
         model = WithArguments(model, in_dtype(given, DTYPES[dtype]), takes, answer)
-        # they have their own sizes, none of which is that of images
-        size, least = (1, 1), 1
+        check_dynamic(dynamic, model.axes)
+        batch, size = images_in(model.examples, model.axes)
+        least = least_pixels(model)
     else:
+        check_dynamic(dynamic, OF_IMAGES)
         size, least = _size_of_images(model, img_size, dynamic)
-        check_most(dynamic, batch, size)
-    wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least, as_texts(notes))
+    check_most(dynamic, batch, size, most)
+    wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least, as_texts(notes), most=most)
     with in_evaluation(model):
         if given is None:
             tried = [torch.zeros(batch, count, *size, dtype=wanted.dtype) for count in possible_channels(model)]
             model = with_one_answer(model, tried, answer)
         return _written(model, path, exporter, wanted)
+
+
+def _known_arguments(model: nn.Module, img_size: Pixels | None, batch: int) -> dict[str, Any] | None:
+    """What a network is called with that takes more than images, where that is known."""
+    return arguments_of(model, None if img_size is None else height_and_width(img_size), batch)
 
 
 def _size_of_images(model: nn.Module, img_size: Pixels | None, dynamic: Sequence[str]) -> tuple[tuple[int, int], int]:
@@ -265,25 +279,34 @@ class _Wanted:
     least: int
     notes: Mapping[str, str]
     step: int = 1
+    most: int = MOST_IMAGES
 
 
 def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) -> Exported:
     if isinstance(model, WithArguments):
-        examples, shapes, tried = _tried_with_arguments(model)
+        examples, axes = model.examples, model.axes
     else:
-        channels = _taken_channels(model, wanted)
-        wanted = _in_steps(model, channels, wanted)
-        examples, shapes, tried = _tried(wanted, channels)
+        images = torch.zeros(wanted.batch, _taken_channels(model, wanted), *wanted.size, dtype=wanted.dtype)
+        examples, axes = (images,), OF_IMAGES
+    wanted = _in_steps(model, examples, axes, wanted)
+    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least, wanted.step)
+    if isinstance(model, WithArguments):
+        tried = tried_like(examples, axes, shapes)
+    else:
+        tried = tried_images(shapes, images.shape[1], wanted.dtype)
     tolerance = TOLERANCES[torch.int8 if wanted.int8 else wanted.dtype]
     with warnings.catch_warnings(), temporary_folder("export") as folder:
         # of the libraries that translate, about themselves
         warnings.simplefilter("ignore")
         aside = folder / path.name
         try:
-            run = _translated(model, aside, exporter, wanted, examples)
+            run = _translated(model, aside, exporter, wanted, examples, axes)
         except LargerSidesError as error:
             _check_least(wanted.size, error.least)
             return _written(model, path, exporter, replace(wanted, least=error.least))
+        except FewerImagesError as error:
+            check_most(wanted.dynamic, wanted.batch, wanted.size, error.most)
+            return _written(model, path, exporter, replace(wanted, most=error.most))
         try:
             difference = largest_difference(model, run, tried, wanted.dtype, tolerance)
         except DoesNotRunError as error:
@@ -294,34 +317,28 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
         with replacing_together(targets) as places:
             for file, target, place in zip(files, targets, places, strict=True):
                 with naming_what_is_full(target):
-                    place.write_bytes(file.read_bytes())
+                    shutil.copyfile(file, place)
     least = wanted.least if "size" in wanted.dynamic else None
-    return Exported(path, wanted.format, tuple(shapes), difference, least, wanted.step)
+    most = wanted.most if "batch" in wanted.dynamic else None
+    compared: Sequence[tuple[int, ...]] = shapes
+    if isinstance(model, WithArguments):
+        compared = list(dict.fromkeys(tuple(one.shape) for _, tensors in tried for one in tensors))
+    return Exported(path, wanted.format, tuple(compared), difference, least, wanted.step, most)
 
 
-def _in_steps(model: nn.Module, channels: int, wanted: _Wanted) -> _Wanted:
+def _in_steps(model: nn.Module, examples: Sequence[Tensor], axes: Sequence[Axes], wanted: _Wanted) -> _Wanted:
     """What is wanted, with the number of which all sides are multiples that this network takes."""
     if "size" not in wanted.dynamic:
         return wanted
+
+    def run(size: tuple[int, int]) -> None:
+        answer_of(model, *(one.resized(example, 1, size) for example, one in zip(examples, axes, strict=True)))
+
     try:
-        step, least = step_of_sides(model, channels, wanted.dtype, wanted.least)
+        step, least = step_of_sides(model, run, wanted.least)
     except SubquadError as error:
         raise SubquadError(f"{error}{_hint(wanted)}") from error
     return replace(wanted, step=step, least=least)
-
-
-_ToTry = tuple[tuple[Tensor, ...], Sequence[tuple[int, ...]], list[Tried]]
-"""What is traced, in which shapes a network is tried, and with what."""
-
-
-def _tried(wanted: _Wanted, channels: int) -> _ToTry:
-    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least, wanted.step)
-    images = torch.zeros(wanted.batch, channels, *wanted.size, dtype=wanted.dtype)
-    return (images,), shapes, tried_images(shapes, channels, wanted.dtype)
-
-
-def _tried_with_arguments(model: WithArguments) -> _ToTry:
-    return model.examples, [tuple(one.shape) for one in model.examples], tried_like(model.examples)
 
 
 def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
@@ -342,16 +359,18 @@ def _taken_channels(model: nn.Module, wanted: _Wanted) -> int:
 
 
 def _translated(
-    model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted, examples: tuple[Tensor, ...]
+    model: nn.Module,
+    path: Path,
+    exporter: Exporter,
+    wanted: _Wanted,
+    examples: Sequence[Tensor],
+    axes: Sequence[Axes],
 ) -> Runner:
     """Write the network to `path` and open that in its engine."""
     try:
         traced = in_int8(model, wanted.int8) if wanted.int8 and wanted.int8 in exporter.int8 else model
-        if isinstance(traced, WithArguments):
-            program = program_of_tensors(traced, examples)
-        else:
-            (images,) = examples
-            program = program_of(traced, images, wanted.dynamic, wanted.least, wanted.step)
+        bounds = {"least": wanted.least, "step": wanted.step, "most": wanted.most}
+        program = program_of(traced, examples, wanted.dynamic, axes, **bounds)
         with as_formulas(), sizes_without_guards():
             exporter.write(program, path)
         if wanted.int8 and (quantize := exporter.int8_files.get(wanted.int8)):

@@ -1,7 +1,8 @@
-"""ONNX: one file, weights inside, for ONNX Runtime and whoever else reads it."""
+"""ONNX: one file, weights inside, for ONNX Runtime and whoever else reads it; large weights in a .data beside it."""
 
 import logging
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from subquad.exports.taken_sizes import TAKES, checked, said_of
 
 OPSET = 18
 """The version of ONNX's operators: one that engines of the last years know."""
+
+MOST_INSIDE = 2**31 - 2**27
+"""Bytes of weights that one file holds: the whole of it can't be longer than 2**31 - 1."""
 
 
 def write(program: ExportedProgram, path: Path) -> None:
@@ -37,7 +41,13 @@ def write(program: ExportedProgram, path: Path) -> None:
     tidy(converted.model)
     name_axes(converted.model)
     converted.model.metadata_props.update(said_of(program))
-    converted.save(path, external_data=False)
+    weights = [one.const_value for one in converted.model.graph.initializers.values()]
+    converted.save(path, external_data=sum(one.nbytes for one in weights if one is not None) > MOST_INSIDE)
+
+
+def data_of(path: Path) -> Path:
+    """Where the weights are of a file that does not hold them itself."""
+    return path.with_name(f"{path.name}.data")
 
 
 def names_of(program: ExportedProgram) -> list[str]:
@@ -69,17 +79,15 @@ def tidy(model: Any) -> None:
 
 
 def name_axes(model: Any) -> None:
-    """Call what may change of the images "batch", "height" and "width", in place, where PyTorch has numbered symbols.
+    """Call what may change of inputs "batch", "height" and "width", in place, where PyTorch has numbered symbols.
 
     Engines fix sizes by these names, ONNX Runtime by `add_free_dimension_override_by_name`.
     """
-    images = model.graph.inputs[0].shape
-    names = {
-        str(size.value): name
-        # what is no image has no size that changes
-        for size, name in zip(images, ("batch", "channels", "height", "width"), strict=False)
-        if not isinstance(size, int)
-    }
+    names: dict[str, str] = {}
+    for shape in (one.shape for one in model.graph.inputs):
+        sides = {len(shape) - 2: "height", len(shape) - 1: "width"} if len(shape) >= 4 else {}
+        changing = {axis: size for axis, size in enumerate(shape) if not isinstance(size, int)}
+        names |= {str(size.value): {0: "batch", **sides}[axis] for axis, size in changing.items()}
     symbols = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
     results = [value for node in model.graph.all_nodes() for value in node.outputs]
     for value in (*model.graph.inputs, *results) if names else ():
@@ -92,7 +100,11 @@ def load(path: Path) -> Callable[..., Tensor]:
     """Open it in ONNX Runtime, on the CPU."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception:
+        _check_data(path)
+        raise
     names = [one.name for one in session.get_inputs()]
 
     def run(*tensors: Tensor) -> Tensor:
@@ -102,11 +114,21 @@ def load(path: Path) -> Callable[..., Tensor]:
     return checked(run, session.get_modelmeta().custom_metadata_map.get(TAKES))
 
 
+def _check_data(path: Path) -> None:
+    """Raise a SubquadError where a file says that its weights are beside it, and they are not."""
+    import onnx
+
+    weights = onnx.load(path, load_external_data=False).graph.initializer
+    away = any(one.data_location == onnx.TensorProto.EXTERNAL for one in weights)
+    if away and not (data := data_of(path)).is_file():
+        raise SubquadError(f"there is no {data}, which holds the weights of {path.name}: move both together")
+
+
 def describe(path: Path, notes: Mapping[str, str]) -> None:
     """Put notes into the file's metadata, ONNX Runtime's `session.get_modelmeta().custom_metadata_map`."""
     import onnx
 
-    model = onnx.load(path)
+    model = onnx.load(path, load_external_data=False)
     for name, text in notes.items():
         model.metadata_props.add(key=name, value=text)
     onnx.save(model, path)
@@ -122,7 +144,7 @@ def quantize(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     # it turns weights around, and up to 1.23 keeps what the file says of their shapes beside them
-    model = onnx.load(path)
+    model = onnx.load(path, load_external_data=False)
     if model.graph.input[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
         # ONNX Runtime scales activations in fp32 alone, and does not open what its tool makes of others
         raise SubquadError("int8 dynamic of onnx is made of fp32 alone, got fp16: leave dtype out")
@@ -132,7 +154,12 @@ def quantize(path: Path) -> None:
     model.graph.value_info.extend(others)
     onnx.save(model, path)
     # it recommends a preparation that programs of torch.export have had
-    with without_warnings():
-        quantize_dynamic(path, path, op_types_to_quantize=["MatMul", "Gemm"], weight_type=QuantType.QInt8)
-    if not any(node.op_type == "MatMulInteger" for node in onnx.load(path).graph.node):
+    settings = {"op_types_to_quantize": ["MatMul", "Gemm"], "weight_type": QuantType.QInt8}
+    with without_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        # which may read the weights while it writes
+        target = Path(folder) / path.name
+        quantize_dynamic(path, target, use_external_data_format=data_of(path).is_file(), **settings)
+        for file in Path(folder).iterdir():
+            file.replace(path.with_name(file.name))
+    if not any(node.op_type == "MatMulInteger" for node in onnx.load(path, load_external_data=False).graph.node):
         raise nothing_in_int8()

@@ -16,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.errors import SubquadError
+from subquad.exports.changing_axes import OF_IMAGES, Axes, images_in
 from subquad.exports.checking import multiples_from
 from subquad.exports.foreign_forms import forms_of_any_size, masks_as_numbers
 from subquad.kernels import use_backend
@@ -23,26 +24,16 @@ from subquad.kernels import use_backend
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DYNAMIC = ("batch", "size")
-"""What may change from call to call: the number of images; their height and width."""
-
 MOST_IMAGES, MOST_PIXELS = 4096, 16384
 """The largest batch and the longest side of a program that takes any."""
 
 
-def check_dynamic(dynamic: Sequence[str]) -> None:
-    """Raise SubquadError where something else is asked to change."""
-    for name in dynamic:
-        if name not in DYNAMIC:
-            raise SubquadError(f"what may change is {' or '.join(DYNAMIC)}, got '{name}'")
-
-
-def check_most(dynamic: Sequence[str], batch: int, size: tuple[int, int]) -> None:
+def check_most(dynamic: Sequence[str], batch: int, size: tuple[int, int], most: int = MOST_IMAGES) -> None:
     """Raise SubquadError where a program of any number or size of images does not take these."""
-    if "batch" in dynamic and batch > MOST_IMAGES:
+    if "batch" in dynamic and batch > most:
         raise SubquadError(
-            f"what is written for any number of images has at most {MOST_IMAGES}, got {batch}: leave batch out of what "
-            "is dynamic"
+            f"what is written for any number of images has at most {most}, got {batch}: leave batch out of what is "
+            "dynamic"
         )
     if "size" in dynamic and max(size) > MOST_PIXELS:
         raise SubquadError(
@@ -63,41 +54,75 @@ class LargerSidesError(SubquadError):
         self.least = least
 
 
+class FewerImagesError(SubquadError):
+    """There have to be fewer images at a time, for this network to be traced, as for diffusers' U-Nets.
+
+    Args:
+        most: of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"any number of images is at most {most} in this network")
+        self.most = most
+
+
 _LEAST = re.compile(r"(\d+) <= L\['\w+'\]\.size\(\)\[[23]\]")
 """What torch.export finds out of sides."""
 
+_MOST = re.compile(r"L\['\w+'\]\.size\(\)\[0\] <= (\d+)")
+"""What it finds out of their number."""
 
-def program_of(model: nn.Module, images: Tensor, dynamic: Sequence[str], least: int, step: int = 1) -> ExportedProgram:
-    """Trace `model`, which takes `images` (b, c, height, width) and gives one tensor.
+
+def program_of(
+    model: nn.Module,
+    tensors: Sequence[Tensor],
+    dynamic: Sequence[str],
+    axes: Sequence[Axes] = OF_IMAGES,
+    *,
+    least: int = 1,
+    step: int = 1,
+    most: int = MOST_IMAGES,
+) -> ExportedProgram:
+    """Trace `model`, in evaluation mode, which takes such tensors and gives one.
 
     The formulas are traced as they are written in PyTorch: there is none of our operators in a program.
 
     Args:
-        model: in evaluation mode.
-        images: of the size that is traced; of no number that may change.
+        model: what is traced.
+        tensors: of the sizes that are traced, where none may change.
         dynamic: what may change, of DYNAMIC.
+        axes: of each tensor, what it has of images.
         least: pixels of the shortest side that a program for any size has to take.
         step: the number of which its sides are multiples.
+        most: images at a time that a program for any number takes.
 
     Raises:
         LargerSidesError: it can be traced for larger images.
+        FewerImagesError: it can be traced for fewer images.
         SubquadError: it can't be traced, in one line.
     """
-    changing = {}
+    dims: dict[str, Any] = {}
+    batch, size = images_in(tensors, axes)
     if "batch" in dynamic:
-        changing[0] = Dim("batch", min=1, max=MOST_IMAGES)
+        dims["batch"] = Dim("batch", min=1, max=most)
         # torch.export takes a size of 1 for a number
-        images = images[:1].expand(2, *images.shape[1:])
+        batch = 2
     if "size" in dynamic:
-        changing |= {2: _side("height", least, step), 3: _side("width", least, step)}
+        dims |= {side: _side(side, least, step) for side in ("height", "width")}
         # unequal, and so large that nothing on the way is 1 or happens to fit
-        images = images.new_zeros(*images.shape[:2], *multiples_from((2 * least + 63, 2 * least + 15), step))
+        size = multiples_from((2 * least + 63, 2 * least + 15), step)
+    pairs = list(zip(tensors, axes, strict=True))
+    tensors = [one.resized(tensor, batch, size) for tensor, one in pairs]
+    changing = tuple(one.changing(tensor, dims) for tensor, one in pairs)
     try:
-        return _traced(model, (images,), _of_images(model, changing) if changing else None)
+        return _traced(model, tensors, _as_taken(model, changing) if dims else None)
     except UserError as error:
         larger = max(map(int, _LEAST.findall(str(error))), default=0)
         if "size" in dynamic and larger > least:
             raise LargerSidesError(larger) from error
+        fewer = min(map(int, _MOST.findall(str(error))), default=most)
+        if "batch" in dynamic and fewer < most:
+            raise FewerImagesError(fewer) from error
         raise
 
 
@@ -108,15 +133,10 @@ def _side(name: str, least: int, step: int) -> Any:
     return step * Dim(f"{name}_in_steps", min=-(-least // step), max=MOST_PIXELS // step)
 
 
-def _of_images(model: nn.Module, changing: dict[int, Any]) -> tuple[Any, ...]:
-    """What changes of the images, which some take as the first of any arguments: wrappers, and LoRA of peft."""
+def _as_taken(model: nn.Module, changing: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What changes of tensors, which some take as the first of any arguments: wrappers, and LoRA of peft."""
     first = next(iter(inspect.signature(model.forward).parameters.values()))
-    return ((changing,),) if first.kind is first.VAR_POSITIONAL else (changing,)
-
-
-def program_of_tensors(model: nn.Module, tensors: Sequence[Tensor]) -> ExportedProgram:
-    """Trace `model`, in evaluation mode, which takes tensors of these sizes and gives one, as `program_of` does."""
-    return _traced(model, tensors, None)
+    return (changing,) if first.kind is first.VAR_POSITIONAL else changing
 
 
 def _traced(model: nn.Module, tensors: Sequence[Tensor], dynamic_shapes: Any) -> ExportedProgram:
