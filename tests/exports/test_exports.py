@@ -33,7 +33,7 @@ from subquad.exports import (
     programs,
     register_exporter,
 )
-from subquad.exports.checking import checked_shapes, largest_difference, tried_images
+from subquad.exports.checking import checked_shapes, largest_difference, other_sides, other_sides_of_maps, tried_images
 from subquad.exports.engine_networks import InEngine
 from subquad.exports.exporting import least_pixels
 from subquad.exports.taken_sizes import TAKES, checked, said_of
@@ -119,9 +119,10 @@ def throw(error):
 
 def test_what_may_change_is_tried_at_what_was_not_traced():
     own = (1, 32, 32)
-    assert checked_shapes((32, 32), 1, (), 17) == [own]
-    assert checked_shapes((32, 32), 1, ("batch",), 17) == [own, (3, 32, 32)]
-    assert checked_shapes((32, 32), 1, ("size",), 17) == [own, (1, 54, 103)]
+    assert other_sides(17, 1) == (54, 103) and other_sides_of_maps(16, 8) == (24, 40)
+    assert checked_shapes((32, 32), 1, (), (54, 103)) == [own]
+    assert checked_shapes((32, 32), 1, ("batch",), (54, 103)) == [own, (3, 32, 32)]
+    assert checked_shapes((32, 32), 1, ("size",), (54, 103)) == [own, (1, 54, 103)]
 
 
 def test_a_program_of_any_size_takes_two_patches_and_whole_windows():

@@ -110,7 +110,7 @@ def measure_unet(
             )
     methods = _methods(ratios, agents, reuse)
     kind, device = dtype_of(dtype), torch.device(device)
-    unet = _unet(name).to(device=device, dtype=kind).eval()
+    unet = unet_of(name).to(device=device, dtype=kind).eval()
     clock = _Clock(unet, device)
     rows: list[UnetRow] = []
     for px in sorted(sizes):
@@ -146,7 +146,8 @@ def measure_unet(
     return rows
 
 
-def _unet(name: str) -> Any:
+def unet_of(name: str) -> Any:
+    """One of UNETS with random weights. Raises a SubquadError where diffusers is not installed."""
     try:
         from diffusers import UNet2DConditionModel
     except ImportError:

@@ -16,17 +16,20 @@ Shape = tuple[int, int, int]
 """Images, and their height and width."""
 
 
-def checked_shapes(
-    img_size: tuple[int, int], batch: int, dynamic: Sequence[str], least: int, step: int = 1
-) -> list[Shape]:
-    """The sizes at which what was written is tried: its own, and one that was not traced where any may change."""
-    other = other_sides(least, step) if "size" in dynamic else img_size
-    return list(dict.fromkeys([(batch, *img_size), (3 if "batch" in dynamic else batch, *other)]))
+def checked_shapes(size: tuple[int, int], batch: int, dynamic: Sequence[str], other: tuple[int, int]) -> list[Shape]:
+    """The sizes at which what was written is tried: its own, and an `other` not traced, where any may change."""
+    sides = other if "size" in dynamic else size
+    return list(dict.fromkeys([(batch, *size), (3 if "batch" in dynamic else batch, *sides)]))
 
 
 def other_sides(least: int, step: int) -> tuple[int, int]:
     """Height and width that are not traced, of a network that takes multiples of `step` from `least` on."""
     return multiples_from((least + 37, least + 86), step)
+
+
+def other_sides_of_maps(least: int, step: int) -> tuple[int, int]:
+    """The same of maps, each place of which is a token: one of thousands has millions of scores."""
+    return multiples_from((least + 1, least + 9), step)
 
 
 def multiples_from(sides: tuple[int, int], step: int) -> tuple[int, int]:
@@ -85,16 +88,17 @@ def tried_images(shapes: Sequence[Shape], channels: int, dtype: torch.dtype) -> 
 
 
 def tried_like(examples: Sequence[Tensor], axes: Sequence[Axes], shapes: Sequence[Shape]) -> list[Tried]:
-    """The same of what are not only images: the examples in these sizes, and their rows the other way around.
+    """The same of what are not only images, of which not any numbers are taken.
 
-    Not any numbers are taken.
+    It is tried with the examples as they are, and in each size with their rows the other way around.
     """
     tried: list[Tried] = []
-    for batch, height, width in shapes:
+    for number, (batch, height, width) in enumerate(shapes):
         alike = [one.resized(tensor, batch, (height, width)) for tensor, one in zip(examples, axes, strict=True)]
         where = f"of {' and '.join(' × '.join(map(str, one.shape)) or '1' for one in alike)} numbers"
-        turned = tuple(one.flip(0) if one.dim() else one for one in alike)
-        tried += [(where, tuple(alike)), (where, turned)]
+        if number == 0:
+            tried.append((where, tuple(alike)))
+        tried.append((where, tuple(one.flip(0) if one.dim() else one for one in alike)))
     return tried
 
 

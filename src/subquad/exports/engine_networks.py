@@ -1,7 +1,7 @@
 """Networks whose answers come from a file: of images, and diffusers' that are told more."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,27 +52,38 @@ class InEngine(nn.Module):
         return answer
 
     def _run(self, images: Tensor) -> Tensor:
-        """The file's answer, to images of what it was written in: the first that it takes."""
-        errors: list[Exception] = []
-        for dtype in PRECISIONS if self._dtype is None else (self._dtype,):
-            for more in dict.fromkeys((0, max(self._batch - len(images), 0))):
-                # the last images may be fewer than a file takes that was written for a number of them
-                filled = torch.cat([images, images[-1:].expand(more, -1, -1, -1)]).to(dtype)
-                try:
-                    answer = self._held[0](filled)
-                except Exception as error:
-                    # engines raise what they like
-                    errors.append(error)
-                    continue
-                self._dtype = dtype
-                return answer[: len(images)]
+        """The file's answer to images."""
+        # the last images may be fewer than a file takes that was written for a number of them
+        more = dict.fromkeys((0, max(self._batch - len(images), 0)))
+        filled = [torch.cat([images, images[-1:].expand(count, -1, -1, -1)]) for count in more]
+        answer = self._first_taken([one] for one in filled)
+        if isinstance(answer, Tensor):
+            return answer[: len(images)]
         height, width = images.shape[2:]
         raise SubquadError(
             f"{self.name} does not take {counted(len(images), 'image')} of {height}×{width} px: write it with "
             f"--dynamic batch,size, or judge it with the number and size of images it was written for (--batch-size "
             f"and --img-size, where the command has them): "
-            f"{reason_of(errors[0])}"
-        ) from errors[0]
+            f"{reason_of(answer)}"
+        ) from answer
+
+    def _first_taken(self, calls: Iterable[Sequence[Tensor]]) -> Tensor | Exception:
+        """The file's answer to the first of some calls that it takes, in the dtype that it takes; or why it took none.
+
+        Fractions are brought to what it was written in, which is found out.
+        """
+        errors: list[Exception] = []
+        for tensors in calls:
+            for dtype in PRECISIONS if self._dtype is None else (self._dtype,):
+                try:
+                    answer = self._held[0](*(one.to(dtype) if one.is_floating_point() else one for one in tensors))
+                except Exception as error:
+                    # engines raise what they like
+                    errors.append(error)
+                    continue
+                self._dtype = dtype
+                return answer
+        return errors[0]
 
     def _check(self, own: Any, answer: Tensor) -> None:
         """Raise a SubquadError where the network's own answer is another one."""
@@ -120,7 +131,10 @@ class CalledInEngine(InEngine):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = self._called.bind(*args, **kwargs).arguments
         tensors = self._tensors_of(given)
-        answer = self._run_called(tensors).to(tensors[0])
+        answer = self._first_taken([[one.cpu() for one in tensors]])
+        if not isinstance(answer, Tensor):
+            raise SubquadError(f"{self.name} does not take this call: {reason_of(answer)}") from answer
+        answer = answer.to(tensors[0])
         if not self._batch:
             self._check(self.network(**given | {"return_dict": False})[0], answer)
             self._batch = len(answer)
@@ -137,21 +151,6 @@ class CalledInEngine(InEngine):
         if more := [name for name, value in given.items() if value is not None and name not in taken]:
             raise SubquadError(f"{self.name} has no place for {', '.join(more)}: the network itself takes it")
         return found
-
-    def _run_called(self, tensors: list[Tensor]) -> Tensor:
-        """The file's answer, in the first of the dtypes that it takes."""
-        errors: list[Exception] = []
-        for dtype in PRECISIONS if self._dtype is None else (self._dtype,):
-            handed = [(one.to(dtype) if one.is_floating_point() else one).cpu() for one in tensors]
-            try:
-                answer: Tensor = self._held[0](*handed)
-            except Exception as error:
-                # engines raise what they like
-                errors.append(error)
-                continue
-            self._dtype = dtype
-            return answer
-        raise SubquadError(f"{self.name} does not take this call: {reason_of(errors[0])}") from errors[0]
 
 
 @dataclass

@@ -23,6 +23,8 @@ from subquad.exports.checking import (
     answer_of,
     checked_shapes,
     largest_difference,
+    other_sides,
+    other_sides_of_maps,
     tried_images,
     tried_like,
 )
@@ -289,7 +291,8 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
         images = torch.zeros(wanted.batch, _taken_channels(model, wanted), *wanted.size, dtype=wanted.dtype)
         examples, axes = (images,), OF_IMAGES
     wanted = _in_steps(model, examples, axes, wanted)
-    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, wanted.least, wanted.step)
+    other = other_sides_of_maps if isinstance(model, WithArguments) else other_sides
+    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, other(wanted.least, wanted.step))
     if isinstance(model, WithArguments):
         tried = tried_like(examples, axes, shapes)
     else:
