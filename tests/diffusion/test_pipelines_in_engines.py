@@ -1,11 +1,13 @@
 """Pipelines of diffusers whose U-Net is a file in its engine."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from tiny import latents, pipeline, pipeline_xl
 
 import subquad
-from subquad import SubquadError
+from subquad import ATTENTION, SubquadError
 from subquad.exports import EXPORTERS, in_engine
 
 pytestmark = pytest.mark.slow
@@ -27,6 +29,16 @@ def test_files_of_any_size_stand_in_a_pipeline(make, format, tmp_path):
     pipe.unet = in_engine(pipe.unet, file)
     assert torch.allclose(latents(pipe), sizes[32, 24], atol=1e-3)
     assert torch.allclose(latents(pipe, height=48, width=64, guidance_scale=1.0), sizes[48, 64], atol=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_every_mechanism_is_written_for_any_size(attention, tmp_path):
+    for package in EXPORTERS["onnx"].needs:
+        pytest.importorskip(package)
+    student = subquad.convert(pipeline().unet, attention)
+    written = subquad.export(student, tmp_path / "unet.onnx", dynamic="batch,size")
+    assert written.difference < 1e-5 and written.step == 2
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +74,22 @@ def test_a_file_is_called_as_the_network_is(in_a_file):
         torch.testing.assert_close(engine(**given).sample, wanted, rtol=1e-4, atol=1e-4)
         by_place = engine(given["sample"], torch.tensor(7), given["encoder_hidden_states"], return_dict=False)
     torch.testing.assert_close(by_place[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_times_between_steps_stay_as_they_are(in_a_file, dtype, tmp_path):
+    unet, file = in_a_file
+    if dtype == "bf16":
+        unet, file = deepcopy(unet).bfloat16(), tmp_path / "unet.pt2"
+        subquad.export(unet, file, format="pt2", img_size=16, batch=2, dtype="bf16")
+    engine, given = in_engine(unet, file), call()
+    given = given | {name: given[name].to(unet.dtype) for name in ("sample", "encoder_hidden_states")}
+    with torch.no_grad():
+        found = [engine(**given | {"timestep": torch.tensor(time)}).sample for time in (965.0, 965.5, 965)]
+        wanted = [unet(**given | {"timestep": torch.tensor(time)}).sample for time in (965.0, 965.5, 965)]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2 if dtype == "bf16" else 1e-5, atol=1e-5)
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
 
 
 def test_calls_that_a_file_does_not_take_are_refused(in_a_file, tmp_path):

@@ -8,6 +8,7 @@ from torch.nn import functional
 from subquad import SubquadError, export
 from subquad.exports import EXPORTERS, open_exported
 from subquad.exports.changing_axes import Axes, axes_of
+from subquad.exports.checking import tried_like
 from subquad.exports.taken_sizes import taken_by
 
 FORMATS = [("pt2", "pt2"), ("onnx", "onnx"), ("openvino", "xml")]
@@ -104,6 +105,15 @@ def test_resized_numbers_are_those_that_were_there():
     larger = Axes(True, True).resized(x, 3, (3, 5))
     assert larger.shape == (3, 3, 3, 5) and torch.equal(larger[2, :, 2, 4], x[0, :, 0, 0])
     assert torch.equal(Axes(False, True).resized(x, 3, (1, 2)), x[:, :, :1])
+
+
+def test_a_file_is_tried_with_the_rows_the_other_way_around_in_each_size():
+    time, x = torch.tensor([3, 4]), torch.randn(2, 3, 4, 4)
+    scale = torch.tensor(0.5)
+    (at_first, turned, larger) = tried_like([time, x, scale], axes_of([time, x, scale]), [(2, 4, 4), (3, 6, 5)])
+    assert [one.tolist() for one in (at_first[1][0], turned[1][0], larger[1][0])] == [[3, 4], [4, 3], [3, 4, 3]]
+    assert torch.equal(turned[1][1], x.flip(0)) and larger[1][1].shape == (3, 3, 6, 5) and larger[1][2] is scale
+    assert at_first[0] == "of 2 and 2 × 3 × 4 × 4 and 1 numbers"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from subquad.errors import SubquadError
 
 MODELS = "diffusers.models"
 
+TIME = "timestep"
+"""What U-Nets are told of how much noise there is."""
+
 MOST_ALIKE = 63
 """Images at a time that these networks compute in one way: from 64 on they copy what they double."""
 
@@ -19,7 +22,7 @@ def arguments_of(network: nn.Module, size: tuple[int, ...] | None = None, batch:
     """The arguments of a call by name, on the CPU; None for networks of other kinds.
 
     Fractions are random, the same in each call, in the dtype of the network, and whole numbers are 0. All images have
-    one time, of one row.
+    one time, of one row, in fp32: schedulers ask for fractions of steps, too.
 
     Args:
         network: maybe of diffusers.
@@ -42,7 +45,7 @@ def arguments_of(network: nn.Module, size: tuple[int, ...] | None = None, batch:
         raise SubquadError(f"this {type(network).__name__} does not say which images it is made for: give img_size")
     given = {"sample": torch.zeros(batch, config.in_channels, height, width), **make(network, config, batch)}
     drawn: dict[str, Any] = tree_map_only(Tensor, _drawn_in(next(network.parameters()).dtype), given)
-    return drawn
+    return drawn | {TIME: torch.tensor([500.0])} if TIME in given else drawn
 
 
 def _drawn_in(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -60,7 +63,7 @@ def _nothing(network: Any, config: Any, batch: int) -> dict[str, Any]:
 
 def _time(network: Any, config: Any, batch: int) -> dict[str, Any]:
     """A time, and a class where there are such."""
-    given: dict[str, Any] = {"timestep": torch.zeros(1, dtype=torch.long)}
+    given: dict[str, Any] = {TIME: torch.zeros(1)}
     kind, classes = getattr(config, "class_embed_type", None), getattr(config, "num_class_embeds", None)
     if kind in ("projection", "simple_projection"):
         given["class_labels"] = torch.zeros(batch, config.projection_class_embeddings_input_dim)

@@ -1,14 +1,15 @@
 """Networks whose answers come from a file: of images, and diffusers' that are told more."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from subquad.diffusion.called_with import arguments_of
+from subquad.diffusion.called_with import TIME, arguments_of
 from subquad.errors import SubquadError, reason_of
 from subquad.exports.formats import Runner
 from subquad.exports.known_arguments import places_of_tensors, tensor_at
@@ -56,7 +57,7 @@ class InEngine(nn.Module):
         # the last images may be fewer than a file takes that was written for a number of them
         more = dict.fromkeys((0, max(self._batch - len(images), 0)))
         filled = [torch.cat([images, images[-1:].expand(count, -1, -1, -1)]) for count in more]
-        answer = self._first_taken([one] for one in filled)
+        answer = self._first_taken(partial(_alone, one) for one in filled)
         if isinstance(answer, Tensor):
             return answer[: len(images)]
         height, width = images.shape[2:]
@@ -67,16 +68,16 @@ class InEngine(nn.Module):
             f"{reason_of(answer)}"
         ) from answer
 
-    def _first_taken(self, calls: Iterable[Sequence[Tensor]]) -> Tensor | Exception:
-        """The file's answer to the first of some calls that it takes, in the dtype that it takes; or why it took none.
+    def _first_taken(self, calls: Iterable[Callable[[torch.dtype], Sequence[Tensor]]]) -> Tensor | Exception:
+        """The file's answer to the first of some calls that it takes, or why it took none.
 
-        Fractions are brought to what it was written in, which is found out.
+        They are made in what it was written in, which is found out.
         """
         errors: list[Exception] = []
-        for tensors in calls:
+        for call in calls:
             for dtype in PRECISIONS if self._dtype is None else (self._dtype,):
                 try:
-                    answer = self._held[0](*(one.to(dtype) if one.is_floating_point() else one for one in tensors))
+                    answer = self._held[0](*call(dtype))
                 except Exception as error:
                     # engines raise what they like
                     errors.append(error)
@@ -103,6 +104,10 @@ class InEngine(nn.Module):
             return getattr(super().__getattr__("network"), name)
 
 
+def _alone(images: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    return [images.to(dtype)]
+
+
 class CalledInEngine(InEngine):
     """A U-Net of diffusers in the same way: it is called as that is, and stands in its place in a pipeline.
 
@@ -118,7 +123,7 @@ class CalledInEngine(InEngine):
     def __init__(self, network: nn.Module, run: Runner, name: str = "the exported file") -> None:
         super().__init__(network, run, name)
         known = arguments_of(network) or {}
-        if "timestep" not in known:
+        if TIME not in known:
             raise SubquadError(
                 f"pipelines call encode and decode of a {type(network).__name__}, and never itself: write the module "
                 "that calls one of them, and give that a file"
@@ -131,26 +136,32 @@ class CalledInEngine(InEngine):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = self._called.bind(*args, **kwargs).arguments
         tensors = self._tensors_of(given)
-        answer = self._first_taken([[one.cpu() for one in tensors]])
+        answer = self._first_taken([partial(self._brought, tensors)])
         if not isinstance(answer, Tensor):
             raise SubquadError(f"{self.name} does not take this call: {reason_of(answer)}") from answer
-        answer = answer.to(tensors[0])
+        answer = answer.to(tensors["sample"])
         if not self._batch:
             self._check(self.network(**given | {"return_dict": False})[0], answer)
             self._batch = len(answer)
         return Sample(answer) if given.get("return_dict", True) else (answer,)
 
-    def _tensors_of(self, given: Mapping[str, Any]) -> list[Tensor]:
-        """What the file takes of a call, in its order; of one time for all images, a row."""
-        found = []
+    def _tensors_of(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What the file takes of a call, in its order and by name; of one time for all images, a row."""
+        found = {}
         for place, dtype in self._dtypes.items():
             if (one := tensor_at(given, place)) is None:
                 raise SubquadError(f"{self.name} takes {place[-1]}, which is not given")
-            found.append((one if one.dim() else one[None]).to(dtype))
+            found[place[-1]] = (one if one.dim() else one[None]).to(dtype)
         taken = {place[0] for place in self._dtypes} | {"return_dict"}
         if more := [name for name, value in given.items() if value is not None and name not in taken]:
             raise SubquadError(f"{self.name} has no place for {', '.join(more)}: the network itself takes it")
         return found
+
+    @staticmethod
+    def _brought(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """In a dtype, as files take them, but for the time."""
+        kept = [name for name, one in tensors.items() if name == TIME or not one.is_floating_point()]
+        return [(one if name in kept else one.to(dtype)).cpu() for name, one in tensors.items()]
 
 
 @dataclass

@@ -140,12 +140,13 @@ def export(
     most = MOST_IMAGES
     if given is not None:
         check_alone(img_size, batch)
+        given = in_dtype(given, DTYPES[dtype])
     elif (given := _known_arguments(model, img_size, 2 if "batch" in dynamic else batch)) is not None:
         takes, most = takes or list(places_of_tensors(given)), MOST_ALIKE
     elif takes:
         raise SubquadError("takes says what a file takes of what is given, which is not there")
     if given is not None:
-        model = WithArguments(model, in_dtype(given, DTYPES[dtype]), takes, answer)
+        model = WithArguments(model, given, takes, answer)
         check_dynamic(dynamic, model.axes)
         batch, size = images_in(model.examples, model.axes)
         least = least_pixels(model)

@@ -60,7 +60,7 @@ def load(path: Path) -> Callable[..., Tensor]:
         raise SubquadError(f"there is no {weights}, which holds the weights of {path.name}: move both together")
     core = openvino.Core()
     model = core.read_model(path)
-    # of several inputs any may be whole numbers
+    # of several inputs any may be whole numbers, or a time in fp32
     half = openvino.Type.bf16 in [one.get_element_type() for one in (*model.inputs, *model.outputs)]
     # where a processor knows bf16 its CPU plug-in takes that by itself, whatever was written
     compiled = core.compile_model(model, "CPU", {} if half else {"INFERENCE_PRECISION_HINT": "f32"})
@@ -77,15 +77,17 @@ def load(path: Path) -> Callable[..., Tensor]:
     if not half:
         return checked(lambda *tensors: torch.from_numpy(answered([one.numpy() for one in tensors])), said)
 
-    def handed(one: Tensor) -> Any:
-        if not one.is_floating_point():
+    in_half = [one.get_element_type() == openvino.Type.bf16 for one in model.inputs]
+
+    def handed(one: Tensor, halved: bool) -> Any:
+        if not halved:
             return one.numpy()
         # numpy knows no bf16: the same bits under another name, there and back
         bits = one.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
         return openvino.Tensor(bits, one.shape, openvino.Type.bf16)
 
     def run(*tensors: Tensor) -> Tensor:
-        answer = answered([handed(one) for one in tensors])
+        answer = answered([handed(one, halved) for one, halved in zip(tensors, in_half, strict=True)])
         if model.output(0).get_element_type() != openvino.Type.bf16:
             return torch.from_numpy(answer)
         return torch.from_numpy(answer.view("int16")).view(torch.bfloat16)
