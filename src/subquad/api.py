@@ -483,7 +483,8 @@ def export(
         dtype: fp32, bf16 or fp16, of parameters and images; a network of another dtype is copied.
         int8: what of its products of matrices becomes int8: "weights", or "dynamic" for activations as well.
         given: of a network that takes more than images, the arguments of a call by name, as a processor of
-            transformers makes them: the file takes the first tensor of floats, and the rest are constants of it.
+            transformers makes them: the file takes the first tensor of floats, and the rest are constants of it. What
+            U-Nets of diffusers are called with is known: their files take all of it.
         takes: which of these the file takes, by name, in this order, where it is more than that one.
         answer: which of several answers is written, by name; if left out the first beside `given`, else the logits, or
             the only one.

@@ -34,7 +34,7 @@ def test_a_matching_for_all_blocks_costs_less_of_the_attention_and_xl_is_measure
 
 
 def test_what_can_not_be_measured_is_said_before_a_network_is_built(monkeypatch):
-    monkeypatch.setattr(unets, "_unet", None)
+    monkeypatch.setattr(unets, "unet_of", None)
     with pytest.raises(SubquadError, match="unknown U-Net 'sd14'"):
         measure_unet("sd14", [64], [0.4])
     with pytest.raises(SubquadError, match=r"ratio must be a number of at least 0 and at most 1, got 1\.4"):

@@ -86,12 +86,16 @@ def test_the_answer_that_is_named_is_written(tmp_path):
 def test_what_can_not_be_written_of_arguments_is_one_line(tmp_path):
     student, given = students("transformers Qwen3-VL")
     file = tmp_path / "tower.onnx"
-    with pytest.raises(SubquadError, match="what is given has its sizes"):
-        subquad.export(student, file, given=given, img_size=64)
-    with pytest.raises(SubquadError, match="what is given has its sizes"):
+    for settings in ({"img_size": 64}, {"batch": 4}):
+        with pytest.raises(SubquadError, match="what is given has its size and number: leave img_size and batch out"):
+            subquad.export(student, file, given=given, **settings)
+    with pytest.raises(
+        SubquadError,
+        match=r"can't be written as onnx.*; if it takes one batch alone, leave that out",
+    ):
         subquad.export(student, file, given=given, dynamic="batch")
-    with pytest.raises(SubquadError, match="what is given has its sizes"):
-        subquad.export(student, file, given=given, batch=4)
+    with pytest.raises(SubquadError, match="none of what the file takes is a map of four axes"):
+        subquad.export(student, file, given=given, dynamic="size")
     with pytest.raises(SubquadError, match=r"does not take what is given, hidden_states: .*grid_thw"):
         subquad.export(student, file, given={"hidden_states": given["hidden_states"]})
     with pytest.raises(SubquadError, match=r"does not take what is given, pixels: .*; pixels is none of its hidden_st"):

@@ -50,7 +50,7 @@ def in_a_file(tmp_path_factory):
 
 def call(batch=2, size=16, **more):
     text = torch.randn(batch, 77, 32)
-    return {"sample": torch.randn(batch, 4, size, size), "timestep": 7, "encoder_hidden_states": text, **more}
+    return {"sample": torch.randn(batch, 4, size, size), "encoder_hidden_states": text, "timestep": 7, **more}
 
 
 def test_a_file_stands_in_a_pipeline(in_a_file):
@@ -73,7 +73,9 @@ def test_a_file_is_called_as_the_network_is(in_a_file):
         wanted = unet(**given).sample
         torch.testing.assert_close(engine(**given).sample, wanted, rtol=1e-4, atol=1e-4)
         by_place = engine(given["sample"], torch.tensor(7), given["encoder_hidden_states"], return_dict=False)
+        of_each = engine(**given | {"timestep": torch.tensor([7, 7])}).sample
     torch.testing.assert_close(by_place[0], wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(of_each, by_place[0])
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -98,6 +100,7 @@ def test_calls_that_a_file_does_not_take_are_refused(in_a_file, tmp_path):
     residuals = {"mid_block_additional_residual": torch.zeros(1)}
     for given, says in (
         (call(size=24), r"unet.pt2 does not take this call: "),
+        (call(timestep=torch.tensor([7, 9])), "unet.pt2 takes one timestep for all images, got 2"),
         (call(**residuals), "unet.pt2 has no place for mid_block_additional_residual: the network itself takes it"),
         ({"sample": torch.zeros(1, 4, 16, 16), "timestep": 7, "encoder_hidden_states": None}, "encoder_hidden_states"),
     ):
@@ -111,5 +114,7 @@ def test_calls_that_a_file_does_not_take_are_refused(in_a_file, tmp_path):
         in_engine(other, file)(**call())
     with pytest.raises(SubquadError, match="pipelines call encode and decode of a AutoencoderKL"):
         in_engine(pipeline().vae, file)
+    with pytest.raises(SubquadError, match="takes says what a file takes of what is given, which is not there"):
+        subquad.export(unet, tmp_path / "none.pt2", format="pt2", takes=["sample"])
     with pytest.raises(SubquadError, match="there is no file"):
         in_engine(unet, tmp_path / "none.pt2")

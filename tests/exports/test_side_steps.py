@@ -9,7 +9,7 @@ from subquad.exports import export as export_with_notes
 from subquad.exports import open_exported
 from subquad.exports.checking import answer_of, multiples_from
 from subquad.exports.programs import program_of
-from subquad.exports.side_steps import STEPS, step_of_sides
+from subquad.exports.side_steps import STEPS, least_taken, step_of_sides
 from subquad.exports.taken_sizes import check_taken, taken_by
 
 
@@ -46,6 +46,15 @@ def test_the_step_of_a_network_is_found(step):
         answer_of(model, torch.zeros(1, 3, *size))
 
     assert step_of_sides(model, taken_by_it, 17) == (step, step * -(-17 // step))
+
+
+def test_the_first_square_that_is_taken_is_found():
+    def run(size):
+        if min(size) < 9:
+            raise SubquadError("too small")
+
+    assert [least_taken(run, least, step) for least, step in ((9, 1), (3, 1), (4, 4), (2, 7))] == [9, 9, 12, 9]
+    assert least_taken(lambda size: answer_of(Halving(999), torch.zeros(1, 3, *size)), 3, 2) == 3
 
 
 @pytest.mark.parametrize("step", [8, 14])

@@ -146,12 +146,16 @@ class CalledInEngine(InEngine):
         return Sample(answer) if given.get("return_dict", True) else (answer,)
 
     def _tensors_of(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What the file takes of a call, in its order and by name; of one time for all images, a row."""
+        """What the file takes of a call, in its order and by name; of the time, which all images share, one row."""
         found = {}
         for place, dtype in self._dtypes.items():
             if (one := tensor_at(given, place)) is None:
                 raise SubquadError(f"{self.name} takes {place[-1]}, which is not given")
-            found[place[-1]] = (one if one.dim() else one[None]).to(dtype)
+            found[place[-1]] = one.to(dtype)
+        times = found[TIME].unique()
+        if len(times) > 1:
+            raise SubquadError(f"{self.name} takes one {TIME} for all images, got {len(times)}")
+        found[TIME] = times
         taken = {place[0] for place in self._dtypes} | {"return_dict"}
         if more := [name for name, value in given.items() if value is not None and name not in taken]:
             raise SubquadError(f"{self.name} has no place for {', '.join(more)}: the network itself takes it")

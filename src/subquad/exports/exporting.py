@@ -3,7 +3,7 @@
 import importlib.util
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -43,7 +43,7 @@ from subquad.exports.programs import (
     sizes_without_guards,
 )
 from subquad.exports.quantizing import INT8, in_int8
-from subquad.exports.side_steps import step_of_sides
+from subquad.exports.side_steps import least_taken, step_of_sides
 from subquad.inference import in_evaluation
 from subquad.models.stated_inputs import possible_channels, stated_size
 from subquad.ranges import Pixels, Positive, checks_arguments, height_and_width
@@ -136,35 +136,48 @@ def export(
     path = Path(path)
     check_suffix(path, f"{format} is", exporter.suffix)
     dynamic = names_in(dynamic)
+    check_dynamic(dynamic, OF_IMAGES)
     check_parameters(model, DTYPES[dtype])
-    most = MOST_IMAGES
-    if given is not None:
-        check_alone(img_size, batch)
-        given = in_dtype(given, DTYPES[dtype])
-    elif (given := _known_arguments(model, img_size, 2 if "batch" in dynamic else batch)) is not None:
-        takes, most = takes or list(places_of_tensors(given)), MOST_ALIKE
-    elif takes:
-        raise SubquadError("takes says what a file takes of what is given, which is not there")
-    if given is not None:
-        model = WithArguments(model, given, takes, answer)
+    of_arguments = (given if given is None else in_dtype(given, DTYPES[dtype]), takes, answer)
+    model, most = _as_called(model, *of_arguments, img_size, batch, dynamic)
+    if isinstance(model, WithArguments):
         check_dynamic(dynamic, model.axes)
-        batch, size = images_in(model.examples, model.axes)
-        least = least_pixels(model)
+        (batch, size), least = images_in(model.examples, model.axes), least_pixels(model)
     else:
-        check_dynamic(dynamic, OF_IMAGES)
         size, least = _size_of_images(model, img_size, dynamic)
     check_most(dynamic, batch, size, most)
     wanted = _Wanted(format, size, batch, tuple(dynamic), DTYPES[dtype], int8, least, as_texts(notes), most=most)
     with in_evaluation(model):
-        if given is None:
+        if not isinstance(model, WithArguments):
             tried = [torch.zeros(batch, count, *size, dtype=wanted.dtype) for count in possible_channels(model)]
             model = with_one_answer(model, tried, answer)
         return _written(model, path, exporter, wanted)
 
 
-def _known_arguments(model: nn.Module, img_size: Pixels | None, batch: int) -> dict[str, Any] | None:
-    """What a network is called with that takes more than images, where that is known."""
-    return arguments_of(model, None if img_size is None else height_and_width(img_size), batch)
+def _as_called(
+    model: nn.Module,
+    given: Mapping[str, Any] | None,
+    takes: Sequence[str],
+    answer: str | None,
+    img_size: Pixels | None,
+    batch: int,
+    dynamic: Sequence[str],
+) -> tuple[nn.Module, int]:
+    """A network with what it is called with beside images, where that is given or known, and how many images it takes.
+
+    Raises:
+        SubquadError: what is said of it does not go together.
+    """
+    if given is not None:
+        check_alone(img_size, batch)
+        return WithArguments(model, given, takes, answer), MOST_IMAGES
+    if takes:
+        raise SubquadError("takes says what a file takes of what is given, which is not there")
+    size = None if img_size is None else height_and_width(img_size)
+    # one time is told of all images, which is seen where there are several
+    if (known := arguments_of(model, size, 2 if "batch" in dynamic else batch)) is None:
+        return model, MOST_IMAGES
+    return WithArguments(model, known, list(places_of_tensors(known)), answer), MOST_ALIKE
 
 
 def _size_of_images(model: nn.Module, img_size: Pixels | None, dynamic: Sequence[str]) -> tuple[tuple[int, int], int]:
@@ -292,8 +305,8 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
         images = torch.zeros(wanted.batch, _taken_channels(model, wanted), *wanted.size, dtype=wanted.dtype)
         examples, axes = (images,), OF_IMAGES
     wanted = _in_steps(model, examples, axes, wanted)
-    other = other_sides_of_maps if isinstance(model, WithArguments) else other_sides
-    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, other(wanted.least, wanted.step))
+    other = _other_sides_of(model)(wanted.least, wanted.step)
+    shapes = checked_shapes(wanted.size, wanted.batch, wanted.dynamic, other)
     if isinstance(model, WithArguments):
         tried = tried_like(examples, axes, shapes)
     else:
@@ -314,7 +327,7 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
         try:
             difference = largest_difference(model, run, tried, wanted.dtype, tolerance)
         except DoesNotRunError as error:
-            raise SubquadError(f"{error}{_hint(wanted)}") from error
+            raise SubquadError(f"{error}{_hint(model, wanted)}") from error
         # what belongs to it has its name, and another suffix
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         targets = [path.with_name(file.name) for file in files]
@@ -330,6 +343,11 @@ def _written(model: nn.Module, path: Path, exporter: Exporter, wanted: _Wanted) 
     return Exported(path, wanted.format, tuple(compared), difference, least, wanted.step, most)
 
 
+def _other_sides_of(model: nn.Module) -> Callable[[int, int], tuple[int, int]]:
+    """At which sides a network is tried beside its own."""
+    return other_sides_of_maps if isinstance(model, WithArguments) else other_sides
+
+
 def _in_steps(model: nn.Module, examples: Sequence[Tensor], axes: Sequence[Axes], wanted: _Wanted) -> _Wanted:
     """What is wanted, with the number of which all sides are multiples that this network takes."""
     if "size" not in wanted.dynamic:
@@ -339,9 +357,12 @@ def _in_steps(model: nn.Module, examples: Sequence[Tensor], axes: Sequence[Axes]
         answer_of(model, *(one.resized(example, 1, size) for example, one in zip(examples, axes, strict=True)))
 
     try:
-        step, least = step_of_sides(model, run, wanted.least)
+        step, least = step_of_sides(model, run, wanted.least, _other_sides_of(model))
     except SubquadError as error:
-        raise SubquadError(f"{error}{_hint(wanted)}") from error
+        raise SubquadError(f"{error}{_hint(model, wanted)}") from error
+    if isinstance(model, WithArguments):
+        # what halves maps without a stride says nothing
+        least = least_taken(run, least, step)
     return replace(wanted, step=step, least=least)
 
 
@@ -390,7 +411,7 @@ def _translated(
             hint = _little_room(model, path.parent) or ": set TMPDIR to a folder that takes more"
             raise WriteError(f"it can't be written as {wanted.format}: {place}{hint}") from error
         reason = f"{type(error).__name__}: {reason_of(_first_cause(error))}"
-        hint = _little_room(model, path.parent) or _hint(wanted, reason)
+        hint = _little_room(model, path.parent) or _hint(model, wanted, reason)
         raise SubquadError(f"it can't be written as {wanted.format}: {reason}{hint}") from error
 
 
@@ -408,8 +429,12 @@ def _little_room(model: nn.Module, folder: Path) -> str:
     return little_room(folder, 3 * numbers + 2**26)
 
 
-def _hint(wanted: _Wanted, reason: str = "") -> str:
+def _hint(model: nn.Module, wanted: _Wanted, reason: str = "") -> str:
     """What to do about a program of any batch or size that can't be had, for this reason."""
+    if isinstance(model, WithArguments):
+        # of which anything may be the reason
+        said = " and ".join(wanted.dynamic)
+        return f"; if it takes one {said} alone, leave that out of what is dynamic" if said else ""
     if "batch" in wanted.dynamic and "Constraints violated (batch" in reason:
         return (
             "; the network's own code makes a number of the batch, as len(images) and int(…) do: write images.shape[0] "

@@ -69,8 +69,8 @@ class FewerImagesError(SubquadError):
 _LEAST = re.compile(r"(\d+) <= L\['\w+'\]\.size\(\)\[[23]\]")
 """What torch.export finds out of sides."""
 
-_MOST = re.compile(r"L\['\w+'\]\.size\(\)\[0\] <= (\d+)")
-"""What it finds out of their number."""
+_MOST = re.compile(r"guard L\['\w+'\]\.size\(\)\[0\] <= (\d+)")
+"""What it finds out of their number, where it may be smaller."""
 
 
 def program_of(

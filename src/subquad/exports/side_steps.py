@@ -15,13 +15,19 @@ STEPS = (1, 2, 4, 7, 8, 14, 16, 28, 32, 48, 56, 64, 112, 128, 256)
 """Of pixels, in the order in which they are tried: halves, patches, several patches, windows of them."""
 
 
-def step_of_sides(model: nn.Module, run: Callable[[tuple[int, int]], Any], least: int) -> tuple[int, int]:
+def step_of_sides(
+    model: nn.Module,
+    run: Callable[[tuple[int, int]], Any],
+    least: int,
+    other: Callable[[int, int], tuple[int, int]] = other_sides,
+) -> tuple[int, int]:
     """The number of which the sides of all images are multiples that a network takes, and the least of these.
 
     Args:
         model: in evaluation mode.
         run: runs it on images of this height and width, and raises a SubquadError where it takes no such.
         least: pixels of the shortest side that it could take.
+        other: sides to try, of the least one and the number of which they are multiples.
 
     Raises:
         SubquadError: it takes images of none of the sides that are tried, by what it says of the first.
@@ -32,13 +38,28 @@ def step_of_sides(model: nn.Module, run: Callable[[tuple[int, int]], Any], least
         # a coarsest map of more than one place
         smallest = step * max(-(-least // step), 1 if coarsest == 1 else 2)
         try:
-            run(other_sides(smallest, step))
+            run(other(smallest, step))
         except SubquadError as error:
             refusal = refusal or error
         else:
             return step, smallest
     assert refusal is not None
     raise refusal
+
+
+MOST_TRIED = 16
+"""Sides, one step longer each."""
+
+
+def least_taken(run: Callable[[tuple[int, int]], Any], least: int, step: int) -> int:
+    """The first side, from `least` on in steps, of which a square is taken; `least` where none of some is."""
+    for side in range(least, least + MOST_TRIED * step, step):
+        try:
+            run((side, side))
+        except SubquadError:
+            continue
+        return side
+    return least
 
 
 def _said_by_unets(model: nn.Module) -> int:

@@ -27,14 +27,14 @@ def said_of(program: ExportedProgram) -> dict[str, str]:
 
 
 def taken_by(program: ExportedProgram) -> dict[str, Any] | list[dict[str, Any]]:
-    """The dtype of the images of a program, and the least and the largest size of each axis; of several a list.
+    """The dtype of the images of a program, and the least and the largest size of each axis; of several a list by name.
 
     A third number is that of which sizes are multiples.
     """
     names = program.graph_signature.user_inputs
     taken = [next(node for node in program.graph.nodes if node.name == name).meta["val"] for name in names]
     each = [{"dtype": str(one.dtype), "sizes": [_bounds(size, program) for size in one.shape]} for one in taken]
-    return each[0] if len(each) == 1 else each
+    return each[0] if len(each) == 1 else [{"name": str(name), **one} for name, one in zip(names, each, strict=True)]
 
 
 def _bounds(size: Any, program: ExportedProgram) -> list[int]:
@@ -60,7 +60,7 @@ def checked(run: Callable[..., Tensor], said: str | None) -> Callable[..., Tenso
         if len(tensors) != len(each):
             raise SubquadError(f"it was written for {counted(len(each), 'tensor')}, got {len(tensors)}")
         for one, taken in zip(tensors, each, strict=True):
-            check_taken(one, taken, "images" if len(each) == 1 else "tensors")
+            check_taken(one, taken, "images" if len(each) == 1 else taken.get("name", "tensors"))
         return run(*tensors)
 
     return run_checked
