@@ -193,3 +193,15 @@ def test_known_numbers_are_read_while_a_network_is_traced():
     (known,) = network.known
     assert isinstance(known + known, KnownNumbers) and can_be_read(known)
     assert not isinstance(known * network.weight, KnownNumbers)
+
+
+# tables of positions, or rotations of them, hold others to one size
+@pytest.mark.slow
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", ["AuraFlow", "CogView4", "PixArt"])
+def test_generators_whose_positions_are_computed_are_written_for_any_size(name, tmp_path):
+    student, given = subquad.convert(denoiser(name), "linear"), inputs(name, 8, 8)
+    takes = [name for name, one in given.items() if isinstance(one, torch.Tensor)]
+    settings = {"format": "pt2", "given": given, "takes": takes, "dynamic": "batch,size"}
+    written = subquad.export(student, tmp_path / "n.pt2", **settings)
+    assert written.difference < 1e-5 and any(shape[0] == 3 and shape[-1] != 8 for shape in written.shapes)
