@@ -4,11 +4,12 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tiny import latents, pipeline, pipeline_xl
+from tiny import latents, pipeline, pipeline_xl, unet
 
 import subquad
 from subquad import ATTENTION, SubquadError
 from subquad.exports import EXPORTERS, in_engine
+from subquad.exports.engine_networks import CalledInEngine
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +93,15 @@ def test_times_between_steps_stay_as_they_are(in_a_file, dtype, tmp_path):
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2 if dtype == "bf16" else 1e-5, atol=1e-5)
     assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+
+
+def test_a_network_need_not_say_its_size():
+    network = unet(sample_size=None)
+    engine = CalledInEngine(network, lambda sample, *_: network(sample, torch.tensor([7]), text).sample)
+    text = torch.randn(1, 77, 32)
+    with torch.no_grad():
+        found = engine(torch.randn(1, 4, 8, 8), 7, text).sample
+    assert found.shape == (1, 4, 8, 8)
 
 
 def test_calls_that_a_file_does_not_take_are_refused(in_a_file, tmp_path):

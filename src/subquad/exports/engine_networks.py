@@ -19,6 +19,9 @@ FARTHEST = 0.3
 """How far answers may be off, by the network's largest number: what is exported in int8 is by 0.2 at most, and other
 networks, unless they are much alike, by more."""
 
+ANY_SIZE = (8, 8)
+"""Of a sample: what a network is called with besides does not depend on it, and not all say theirs."""
+
 PRECISIONS = torch.float32, torch.float16, torch.bfloat16
 """What images may have to be for a file, as it was written."""
 
@@ -122,7 +125,7 @@ class CalledInEngine(InEngine):
 
     def __init__(self, network: nn.Module, run: Runner, name: str = "the exported file") -> None:
         super().__init__(network, run, name)
-        known = arguments_of(network) or {}
+        known = arguments_of(network, ANY_SIZE) or {}
         if TIME not in known:
             raise SubquadError(
                 f"pipelines call encode and decode of a {type(network).__name__}, and never itself: write the module "

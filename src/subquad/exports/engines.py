@@ -8,7 +8,7 @@ from torch import nn
 
 from subquad.diffusion.called_with import arguments_of
 from subquad.errors import SubquadError, reason_of, unknown_name
-from subquad.exports.engine_networks import CalledInEngine, InEngine
+from subquad.exports.engine_networks import ANY_SIZE, CalledInEngine, InEngine
 from subquad.exports.exporting import exporter_named
 from subquad.exports.formats import EXPORTERS, Runner
 from subquad.exports.quiet_logs import without_warnings
@@ -65,5 +65,5 @@ def in_engine(trained: Any, path: Path | str) -> Any:
     """
     if not isinstance(trained, nn.Module):
         return replace(trained, model=in_engine(trained.model, path))
-    kind = InEngine if arguments_of(trained) is None else CalledInEngine
+    kind = InEngine if arguments_of(trained, ANY_SIZE) is None else CalledInEngine
     return kind(trained, open_exported(path), str(path)).eval()
