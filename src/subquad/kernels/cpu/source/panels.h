@@ -1,6 +1,6 @@
 // Rows of numbers as the operands of products; see `Operand`.
 #pragma once
-#include "tiles.h"
+#include "multiply.h"
 
 // How many operands `count` numbers along the depth are
 template <class P>
