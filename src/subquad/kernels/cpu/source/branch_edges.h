@@ -43,7 +43,7 @@ Answer norm_projection_with(
     Buffer<P> panels(padded(all_rows, part) * depth);
     parallel(shape.threads, [&](int me, int all) {
         turn_panels(weight, me, all, panels.data());
-        NormedTokens<E> around{c};
+        NormedTokens<E> around{c, many_tokens<P>(shape.queries, all)};
         Buffer<P> left;
         even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
             const Matrix<P> tokens = has_norm ? around.left_of(x, piece, norm) : lowered(x, piece, c, left);
@@ -55,7 +55,7 @@ Answer norm_projection_with(
             if (more)
                 for (int64_t t = 0; t < piece.count; t++)
                     copy(around.operands(t), c, out.at(0, 0, piece.first + t) + all_rows);
-        });
+        }, around.most);
     });
     return DONE;
 }
@@ -117,7 +117,7 @@ Answer projection_residual_of(
                 const Panel<P> right{&panels[from * depth], PANEL};
                 multiply(piece.count, padded(std::min(PANEL, c - from)), depth, tokens, right, put);
             }
-        });
+        }, many_tokens<P>(shape.queries, all));
     });
     return DONE;
 }

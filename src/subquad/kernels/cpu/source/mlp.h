@@ -42,9 +42,9 @@ Answer mlp_with(
     parallel(shape.threads, [&](int me, int all) {
         inner.prepare(me, all);
         outer.prepare(me, all);
-        NormedTokens<E> around{d};
-        Buffer<float> sums(d * T);
-        Buffer<P> features(deep<P>(part) * T);
+        NormedTokens<E> around{d, many_tokens<P>(alone, all)};
+        Buffer<float> sums(d * around.most);
+        Buffer<P> features(deep<P>(part) * around.most);
         even_pieces(alone, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const Panel<P> tokens = around.of(x, piece, norm);
@@ -58,7 +58,7 @@ Answer mlp_with(
                 multiply(d, columns, deep<P>(count), some, right, {sums.data(), columns}, from > 0);
             }
             around.add(sums.data(), x, piece, second_bias, scale, out);
-        });
+        }, around.most);
         const Share inside{hidden, me, all}, outside{d, me, all};
         shared_pieces(alone, shape.queries, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);

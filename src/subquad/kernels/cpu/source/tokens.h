@@ -129,11 +129,11 @@ void pieces(const Shape& shape, int64_t tokens, int me, int all, Function&& func
 }
 
 // The pieces of thread `me` of `all`, of tokens that are no heads': each thread has as many, to a multiple of `step`, so that
-// few tokens keep all of them busy; and so has each piece, none of which is narrow then.
+// few tokens keep all of them busy; and so has each piece, of `most` tokens or fewer, none of which is narrow then.
 template <int step = W, class Function>
-void even_pieces(int64_t tokens, int me, int all, Function&& function) {
+void even_pieces(int64_t tokens, int me, int all, Function&& function, int64_t most = T) {
     const int64_t parts = (tokens + step - 1) / step, from = parts * me / all, mine = parts * (me + 1) / all - from;
-    const int64_t count = (mine + T / step - 1) / (T / step);
+    const int64_t count = (mine + most / step - 1) / (most / step);
     for (int64_t i = 0; i < count; i++) {
         const int64_t first = (from + mine * i / count) * step, behind = (from + mine * (i + 1) / count) * step;
         function(Piece{0, 0, 0, first, std::min(tokens, behind) - first});
