@@ -76,7 +76,7 @@ def optimize(model: Network, dtype: torch.dtype | None = None) -> Network:
         if isinstance(module, KnowsFewSteps):
             module.wants_few_steps = True
         if isinstance(module, Stage):
-            own_blocks.fuse_embed(module)
+            own_blocks.fuse_stage(module)
         if isinstance(module, Block):
             own_blocks.fuse(module)
             mlla_blocks.fuse(module)

@@ -25,7 +25,7 @@ from subquad.inference.halves import (
 )
 from subquad.inference.rotations import replayed_turning
 from subquad.inference.windowed_halves import half_in_windows
-from subquad.kernels import replayed
+from subquad.kernels import replayed, replayed_in_a_row
 from subquad.models.layers import (
     AttentionSteps,
     Block,
@@ -44,9 +44,10 @@ from subquad.rope import Rotation
 from subquad.tracing import up_to_multiple
 
 
-def fuse_embed(stage: Stage) -> None:
-    """Let what is in front of the blocks be one step, where it can be."""
+def fuse_stage(stage: Stage) -> None:
+    """Let what is in front of the blocks be one step, and all of them one, where they can be."""
     stage.fused_embed = first_tokens if can_fuse_embed(stage) else None
+    stage.in_a_row = blocks_in_a_row
 
 
 def fuse(block: Block) -> None:
@@ -55,6 +56,23 @@ def fuse(block: Block) -> None:
     block.fused_attention = FIRST_HALF if can_fuse_attention(block) else None
     block.fused = feed_forward if can_fuse(block) else feed_forward_on_map if can_fuse_on_map(block) else None
     block.again = replayed_turning
+
+
+def blocks_in_a_row(stage: Stage, tokens: Tensor, grid: TokenGrid, rotations: dict[int, Rotation]) -> Tensor:
+    """What `stage.through` gives, by one call of the library where each block is one."""
+    # where blocks turn in different ways there is no row, nor is there of some rows of an image; somebody else's may do
+    # more; and patches that a convolution makes lie channel by channel
+    are_ours = all(type(block).forward is Block.forward for block in stage.blocks)
+    if len(rotations) > 1 or grid.whole is not grid or not are_ours:
+        return stage.through(tokens, grid, rotations)
+    interleaved = [rotation.interleaved for rotation in rotations.values()]
+
+    def through(tokens: Tensor, *tables: Tensor) -> Tensor:
+        turned = {width: Rotation(tables[0], tables[1], *interleaved) for width in rotations}
+        return stage.through(tokens, grid, turned)
+
+    tables = [table for rotation in rotations.values() for table in (rotation.cos, rotation.sin)]
+    return replayed_in_a_row(stage.blocks, through, tokens.contiguous(), *tables, settings=(grid, *interleaved))
 
 
 def first_tokens(stage: Stage, x: Tensor) -> tuple[Tensor, TokenGrid] | None:

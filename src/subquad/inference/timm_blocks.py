@@ -32,6 +32,7 @@ from subquad.inference.foreign_halves import (
 from subquad.inference.halves import does_more, scaled
 from subquad.inference.own_blocks import can_fuse, has_plain_mlp, is_scale, plain_mlp, scale_of
 from subquad.inference.rotations import of_one_table, remembered
+from subquad.kernels import replayed_in_a_row
 from subquad.models.layers import is_linear
 from subquad.models.windows import Windows
 from subquad.ops import softmax_attention
@@ -58,6 +59,23 @@ class FusedBlock(Block):
         if y is None:
             y = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
         return behind_module(self, y)
+
+
+@register_notrace_module
+class FusedBlocks(nn.Sequential):
+    """Blocks of a plain network, one call of the library in evaluation where each of them is one."""
+
+    __prepare_scriptable__ = refuse_torchscript
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or not all(type(block) is FusedBlock for block in self):
+            return super().forward(x)
+        # of one network, all of whose layers stand on the same map
+        mixing = next((mixing for block in self if (mixing := converted(cast(Any, block).attn)) is not None), None)
+        grid = None if mixing is None else mixing.grid_under(x)
+        if grid is not None and grid.whole is not grid:
+            return super().forward(x)
+        return replayed_in_a_row(self, super().forward, x.contiguous(), settings=grid)
 
 
 @register_notrace_module
@@ -150,6 +168,9 @@ def fuse_all(model: nn.Module) -> None:
     for module in model.modules():
         if (fused := FUSED.get(type(module))) is not None:
             module.__class__ = fused
+    for module in model.modules():
+        if type(module) is nn.Sequential and len(module) > 1 and all(type(each) is FusedBlock for each in module):
+            module.__class__ = FusedBlocks
 
 
 def mixing_of(attn: nn.Module) -> Between | None:

@@ -63,7 +63,7 @@ from subquad.kernels.state_operators import (
 )
 
 from subquad.kernels import cpu, triton  # isort: skip  # noqa: F401  the backends of this package register themselves
-from subquad.kernels.replaying import may_be_replayed, replayed  # isort: skip  it stands on one of them
+from subquad.kernels.replaying import may_be_replayed, replayed, replayed_in_a_row  # isort: skip  it stands on one of them
 
 __all__ = [
     "BACKENDS",
@@ -118,6 +118,7 @@ __all__ = [
     "rala_attention",
     "register_backend",
     "replayed",
+    "replayed_in_a_row",
     "run",
     "soft_gather",
     "soft_mixer",

@@ -6,10 +6,11 @@ holds for tokens of the same shapes as long as the module, and all within it, is
 they lay: they are read there, so that changes in place, by whatever way, are seen.
 """
 
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
@@ -85,6 +86,10 @@ class _State:
         self._lengths, self._tapes = lengths, tapes
         return True
 
+    def is_of(self, owner: nn.Module) -> bool:
+        """Whether it is a module's."""
+        return self._owner() is owner
+
     def is_heard(self) -> bool:
         """Whether somebody listens to a module within, or has put something in its forward's place."""
         return self._is_called or is_listened_to(*self._hooks)
@@ -92,6 +97,29 @@ class _State:
     def learns(self) -> bool:
         """Whether a gradient is wanted of a parameter."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.parameters)
+
+
+class _Row:
+    """How modules in a row are, each of which makes all it makes by a tape, and the shape of what the last gives."""
+
+    def __init__(self, owner: nn.Module, states: list[_State], shape: torch.Size) -> None:
+        self._owner, self._states, self.shape = ref(owner), states, shape
+
+    def holds(self) -> bool:
+        """Whether they are the same, and nothing of them is another."""
+        owner = self._owner()
+        return owner is not None and self.is_of(owner) and all(state.holds() for state in self._states)
+
+    def is_of(self, owner: nn.Module) -> bool:
+        """Whether they are what an owner has, one after the other."""
+        modules = list(owner.children())
+        return len(modules) == len(self._states) and all(
+            state.is_of(module) for state, module in zip(self._states, modules, strict=True)
+        )
+
+    def learns(self) -> bool:
+        """Whether a gradient is wanted of a parameter."""
+        return torch.is_grad_enabled() and any(state.learns() for state in self._states)
 
 
 _UNKNOWN: Any = object()
@@ -105,6 +133,7 @@ class _Found:
     """
 
     tapes: dict[Hashable, tuple[_State, Tape] | None] = field(default_factory=dict)
+    rows: dict[Hashable, tuple[_Row, Tape]] = field(default_factory=dict)
     changes: int = 0
 
 
@@ -160,10 +189,9 @@ def replayed(
         tokens: what differs from call to call.
         settings: what else it depends on.
     """
-    if not _may_replay(tokens):
+    if not may_replay(tokens):
         return function(*tokens)
-    sizes = [(x.shape, x.dtype) for x in tokens]
-    key = (*sizes, settings, torch.get_num_threads(), backends.asked(None))
+    key = key_of(tokens, settings)
     found = tapes_of(owner).setdefault(name, _Found())
     # threads may call a module at a time
     kept = found.tapes.get(key, _UNKNOWN)
@@ -172,7 +200,7 @@ def replayed(
             return function(*tokens)
         state, tape = kept
         if state.holds():
-            return function(*tokens) if state.learns() else tape(*tokens)
+            return function(*tokens) if state.learns() else _noted(Made(state, tape, tokens, tape(*tokens)))
         found.tapes.pop(key, None)
         found.changes += 1
     if len(found.tapes) >= MOST or found.changes >= MOST:
@@ -186,7 +214,100 @@ def replayed(
         return function(*tokens)
     result, tape = recorded
     found.tapes[key] = state, tape
+    return _noted(Made(state, tape, tokens, result))
+
+
+def replayed_in_a_row(
+    owner: nn.Module, function: Callable[..., Tensor], *tokens: Tensor, settings: Hashable = None
+) -> Tensor:
+    """What `function(*tokens)` gives, which calls the modules of `owner` in turn, each with what the one before gave.
+
+    The first of the tokens go into the first module, all others into each. Where each of them is a tape (`replayed`)
+    and nothing else, all are one call of the library from then on: of a small network Python takes half as long as
+    the kernels to go from one block to the next.
+    """
+    if not may_replay(tokens):
+        return function(*tokens)
+    key = key_of(tokens, settings)
+    found = tapes_of(owner).setdefault("in a row", _Found())
+    kept = found.rows.get(key)
+    if kept is not None:
+        row, tape = kept
+        if row.holds():
+            return function(*tokens) if row.learns() else tape(*tokens).view(row.shape)
+        found.rows.pop(key, None)
+        found.changes += 1
+    if len(found.rows) >= MOST or found.changes >= MOST:
+        return function(*tokens)
+    result, made = noting(function, *tokens)
+    new = _in_a_row(owner, tokens, made, result)
+    if new is None:
+        found.changes += 1
+    else:
+        found.rows[key] = new
     return result
+
+
+def _in_a_row(
+    owner: nn.Module, tokens: tuple[Tensor, ...], made: "list[Made]", result: Tensor
+) -> tuple[_Row, Tape] | None:
+    """What was made as one; None where it was not made by each module of its owner, of what the one before made."""
+    row, (x, *others) = _Row(owner, [each.state for each in made], result.shape), tokens
+    if not made or not row.is_of(owner) or any(len(each.tokens) != len(tokens) for each in made):
+        return None
+    # they are all held, so that no two lie in the same place
+    pairs = list(zip([*(each.tokens[0] for each in made), result], [x, *(each.result for each in made)], strict=True))
+    for each in made:
+        pairs += zip(each.tokens[1:], others, strict=True)
+    if not all(_are_the_same(one, other) for one, other in pairs):
+        return None
+    size = max(each.result.numel() * each.result.element_size() for each in made)
+    return row, Tape.of([each.tape for each in made], size)
+
+
+def _are_the_same(one: Tensor, other: Tensor) -> bool:
+    """Whether these are the same numbers, in whatever shape."""
+    place = (one.data_ptr(), one.numel(), one.dtype)
+    return place == (other.data_ptr(), other.numel(), other.dtype) and one.is_contiguous() and other.is_contiguous()
+
+
+def key_of(tokens: tuple[Tensor, ...], settings: Hashable) -> Hashable:
+    """What a tape holds for."""
+    sizes = [(x.shape, x.dtype) for x in tokens]
+    return (*sizes, settings, torch.get_num_threads(), backends.asked(None))
+
+
+class Made(NamedTuple):
+    """What was made of tokens by a tape, or while it was recorded."""
+
+    state: _State
+    tape: Tape
+    tokens: tuple[Tensor, ...]
+    result: Tensor
+
+
+class _Noted(threading.local):
+    """What was made in this thread, while somebody wants to know."""
+
+    made: list[Made] | None = None
+
+
+_NOTED = _Noted()
+
+
+def _noted(made: Made) -> Tensor:
+    if _NOTED.made is not None:
+        _NOTED.made.append(made)
+    return made.result
+
+
+def noting(function: Callable[..., Tensor], *tokens: Tensor) -> tuple[Tensor, list[Made]]:
+    """What `function(*tokens)` gives, and what within it was made by tapes."""
+    before, _NOTED.made = _NOTED.made, []
+    try:
+        return function(*tokens), _NOTED.made
+    finally:
+        _NOTED.made = before
 
 
 def may_be_replayed() -> bool:
@@ -194,7 +315,7 @@ def may_be_replayed() -> bool:
     return is_heard_here()
 
 
-def _may_replay(tokens: tuple[Tensor, ...]) -> bool:
+def may_replay(tokens: tuple[Tensor, ...]) -> bool:
     """Whether kernels alone decide on what is computed of these, and nobody listens."""
     if is_heard(tokens) or spread.is_spread() or torch.is_autocast_enabled("cpu") or _all_modules_are_heard():
         return False

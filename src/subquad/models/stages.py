@@ -117,23 +117,36 @@ class Stage(nn.Module):
     fused_embed: "Callable[[Stage, Tensor], tuple[Tensor, TokenGrid] | None] | None" = None
     """What computes `tokens_of` in one step, where it can, given by `subquad.inference`."""
 
+    in_a_row: "Callable[[Stage, Tensor, TokenGrid, dict[int, Rotation]], Tensor] | None" = None
+    """What lets all blocks be one step, where it can, given by `subquad.inference`."""
+
     def forward(self, x: Tensor) -> tuple[Tensor, TokenGrid]:
         """A map (b, c_in, y_in, x_in) to tokens (b, n, c), prefix tokens first, and the grid they stand on."""
-        for last in self.steps(x):
-            tokens, grid = last
-        return self.norm(tokens), grid
+        tokens, grid = self.tokens_of(x)
+        through = Stage.through if self.in_a_row is None or self.training else self.in_a_row
+        return self.norm(through(self, tokens, grid, self.rotations(tokens, grid))), grid
 
     def steps(self, x: Tensor) -> Iterator[tuple[Tensor, TokenGrid]]:
         """What `forward` gives, but without the stage's norm, after each block."""
-        tokens, grid = self.tokens_of(x)
-        rotations = self.rotations(tokens, grid)
+        first, grid = self.tokens_of(x)
+        for tokens in self.steps_from(first, grid, self.rotations(first, grid)):
+            yield tokens, grid
+
+    def through(self, tokens: Tensor, grid: TokenGrid, rotations: dict[int, Rotation]) -> Tensor:
+        """What comes out of the last block, of what goes into the first."""
+        for last in self.steps_from(tokens, grid, rotations):
+            tokens = last
+        return tokens
+
+    def steps_from(self, tokens: Tensor, grid: TokenGrid, rotations: dict[int, Rotation]) -> Iterator[Tensor]:
+        """What comes out of each block, of what goes into the first."""
         for block in self.blocks:
             turned = {} if self.rope is None else {"rotation": rotations[feature_width_of(block)]}
             if self.grad_checkpointing and self.training:
                 tokens = computed_again(block, block, tokens, grid=grid, **turned)
             else:
                 tokens = block(tokens, grid=grid, **turned)
-            yield tokens, grid
+            yield tokens
 
     def rotations(self, tokens: Tensor, grid: TokenGrid) -> dict[int, Rotation]:
         """How tokens turn, once for all blocks: for each width of features that one of them has."""

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +70,29 @@ class _Room(NamedTuple):
     offset: int
 
 
+class _Moved(NamedTuple):
+    """Where in what moves."""
+
+    which: int
+    offset: int
+
+
+class _Written(NamedTuple):
+    """A call as it is written down: the kernel's name, and where its arguments lie in the tape's memory."""
+
+    name: str
+    places: list[int]
+
+
+class _Content(NamedTuple):
+    """What a tape has: arguments, calls, which pointers are others at each call, and of how many tokens."""
+
+    memory: bytes
+    calls: list[_Written]
+    moving: list[_Moving]
+    tokens: int
+
+
 class Tape:
     """Calls of kernels for tokens that lie as those did which it was recorded with.
 
@@ -79,6 +102,7 @@ class Tape:
         parameters: the memory that does not move.
         shape: of the result.
         between: bytes of what is between.
+        tokens: how many tensors of them there are.
 
     Raises ValueError where a kernel read other memory.
     """
@@ -90,9 +114,9 @@ class Tape:
         parameters: list[tuple[int, int]],
         shape: torch.Size,
         between: int,
+        tokens: int,
     ) -> None:
-        self._shape, self._between = shape, between
-        memory, moving, written, loaded = bytearray(), [], [], library()
+        memory, moving, written = bytearray(), [], []
         for name, arguments in calls:
             places = []
             for kind, content in arguments:
@@ -100,14 +124,42 @@ class Tape:
                 places.append(len(memory))
                 moving += _pointers(kind, content, len(memory), rooms, parameters)
                 memory += content
+            written.append(_Written(name, places))
+        self._keep(_Content(bytes(memory), written, moving, tokens), shape, between)
+
+    @classmethod
+    def of(cls, tapes: Sequence["Tape"], size: int) -> "Tape":
+        """All of them in a row: each has what the one before gives, of `size` bytes at most, as its first tokens."""
+        memory, written, moving, line = bytearray(), [], [], -(-size // _LINE) * _LINE
+        for number, tape in enumerate(tapes):
+            memory += bytes(-len(memory) % 16)
+            start, own = len(memory), tape._content
+            # what goes from one to the next is in two rooms in turn, before what is between the steps of any
+            last = own.tokens + 1
+            given = _Moved(1, 0) if number == 0 else _Moved(last, (number - 1) % 2 * line)
+            result = _Moved(0, 0) if number == len(tapes) - 1 else _Moved(last, number % 2 * line)
+            to = [result, given, *(_Moved(which, 0) for which in range(2, last)), _Moved(last, 2 * line)]
+            written += [_Written(name, [start + place for place in places]) for name, places in own.calls]
+            for one in own.moving:
+                which, offset = to[one.which]
+                moving.append(_Moving(start + one.place, which, offset + one.offset))
+            memory += own.memory
+        row, between = cls.__new__(cls), max(each._between for each in tapes)
+        row._keep(_Content(bytes(memory), written, moving, own.tokens), tapes[-1]._shape, 2 * line + between)
+        return row
+
+    def _keep(self, content: _Content, shape: torch.Size, between: int) -> None:
+        self._content, self._shape, self._between = content, shape, between
+        loaded, calls = library(), []
+        for name, places in content.calls:
             kept = (ctypes.c_int64 * len(places))(*places)
             address = ctypes.cast(getattr(loaded, f"{name}_unpacked"), ctypes.c_void_p).value
-            written.append((_Call(address, ctypes.addressof(kept)), kept))
-        arguments_kept, calls_kept = bytes(memory), (_Call * len(written))(*(call for call, _ in written))
-        moving_kept = (_Moving * len(moving))(*moving)
-        self._alive = written, arguments_kept, calls_kept, moving_kept
-        self._tape = _Tape(arguments_kept, len(memory), ctypes.addressof(calls_kept), len(written))
-        self._tape.moving, self._tape.moving_count = ctypes.addressof(moving_kept), len(moving)
+            calls.append((_Call(address, ctypes.addressof(kept)), kept))
+        calls_kept = (_Call * len(calls))(*(call for call, _ in calls))
+        moving_kept = (_Moving * len(content.moving))(*content.moving)
+        self._alive = calls, calls_kept, moving_kept
+        self._tape = _Tape(content.memory, len(content.memory), ctypes.addressof(calls_kept), len(calls))
+        self._tape.moving, self._tape.moving_count = ctypes.addressof(moving_kept), len(content.moving)
         self._address = ctypes.c_void_p(ctypes.addressof(self._tape))
         # both elements' are the same
         self._replay = loaded.replay_float
@@ -204,7 +256,7 @@ class Recorder(TorchDispatchMode):
         if not result.is_contiguous() or not is_made or _overlap(rooms):
             return None
         try:
-            return Tape(self._calls, rooms, parameters, result.shape, between)
+            return Tape(self._calls, rooms, parameters, result.shape, between, len(self._tokens))
         except ValueError:
             return None
 
