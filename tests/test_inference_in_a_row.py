@@ -81,7 +81,7 @@ def test_blocks_that_turn_are_one_call_with_their_tables(calls):
         assert calls.total() == (0 if number < 3 else 1)
 
 
-@pytest.mark.parametrize("name", [None, "softmax", "linear"])
+@pytest.mark.parametrize("name", [None, "softmax", "linear", "inline", "agent"])
 @torch.inference_mode()
 def test_blocks_of_timm_are_one_call(name, calls):
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, num_classes=5)
@@ -98,13 +98,15 @@ def test_blocks_of_timm_are_one_call(name, calls):
 
 
 @torch.inference_mode()
-def test_maps_of_as_many_tokens_have_rows_of_their_own():
+def test_maps_of_as_many_tokens_have_rows_of_their_own(calls):
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, num_classes=5, dynamic_img_size=True)
-    model = subquad.optimize(subquad.convert(model, "agent"), torch.bfloat16)
+    model = subquad.optimize(drawn(subquad.convert(model, "inline")), torch.bfloat16)
     images = [torch.randn(1, 3, *size).bfloat16() for size in ((64, 128), (128, 64))]
     expected = [copy.deepcopy(model)(image) for image in images]
     for image, wanted in zip(3 * images, 3 * expected, strict=True):
+        calls.clear()
         assert_close(model(image), wanted, rtol=0, atol=0)
+    assert calls.total() == 1
 
 
 @pytest.mark.parametrize("place", ["", "attn", "mlp.fc2", "norm1"])
@@ -152,6 +154,15 @@ def test_blocks_of_somebody_else_that_do_more_are_called():
     assert (expected - before).abs().max() > 1e-3 * before.abs().max()
     for _ in range(3):
         assert_close(model(image), expected, rtol=0, atol=0)
+
+
+def test_parameters_that_learn_again_have_gradients():
+    model, image = subquad.optimize(drawn(small("vit", "linear"))), torch.randn(1, 3, 64, 64)
+    for _ in range(3):
+        model(image)
+    blocks_of(model)[1].requires_grad_(True)
+    model(image).sum().backward()
+    assert blocks_of(model)[1].mlp.fc1.weight.grad.abs().max() > 0
 
 
 @torch.inference_mode()

@@ -100,10 +100,10 @@ class _State:
 
 
 class _Row:
-    """How modules in a row are, each of which makes all it makes by a tape, and the shape of what the last gives."""
+    """How modules in a row are, each of which makes all it makes by a tape."""
 
-    def __init__(self, owner: nn.Module, states: list[_State], shape: torch.Size) -> None:
-        self._owner, self._states, self.shape = ref(owner), states, shape
+    def __init__(self, owner: nn.Module, states: list[_State]) -> None:
+        self._owner, self._states = ref(owner), states
 
     def holds(self) -> bool:
         """Whether they are the same, and nothing of them is another."""
@@ -234,7 +234,7 @@ def replayed_in_a_row(
     if kept is not None:
         row, tape = kept
         if row.holds():
-            return function(*tokens) if row.learns() else tape(*tokens).view(row.shape)
+            return function(*tokens) if row.learns() else tape(*tokens)
         found.rows.pop(key, None)
         found.changes += 1
     if len(found.rows) >= MOST or found.changes >= MOST:
@@ -252,7 +252,7 @@ def _in_a_row(
     owner: nn.Module, tokens: tuple[Tensor, ...], made: "list[Made]", result: Tensor
 ) -> tuple[_Row, Tape] | None:
     """What was made as one; None where it was not made by each module of its owner, of what the one before made."""
-    row, (x, *others) = _Row(owner, [each.state for each in made], result.shape), tokens
+    row, (x, *others) = _Row(owner, [each.state for each in made]), tokens
     if not made or not row.is_of(owner) or any(len(each.tokens) != len(tokens) for each in made):
         return None
     # they are all held, so that no two lie in the same place
@@ -266,9 +266,9 @@ def _in_a_row(
 
 
 def _are_the_same(one: Tensor, other: Tensor) -> bool:
-    """Whether these are the same numbers, in whatever shape."""
-    place = (one.data_ptr(), one.numel(), one.dtype)
-    return place == (other.data_ptr(), other.numel(), other.dtype) and one.is_contiguous() and other.is_contiguous()
+    """Whether these are the same numbers, which lie in the same place."""
+    place = (one.data_ptr(), one.shape, one.dtype)
+    return place == (other.data_ptr(), other.shape, other.dtype) and one.is_contiguous() and other.is_contiguous()
 
 
 def key_of(tokens: tuple[Tensor, ...], settings: Hashable) -> Hashable:
