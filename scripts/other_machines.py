@@ -406,7 +406,7 @@ def main() -> None:
     torch.set_num_threads(1)
     recorder = Recorder()
     # blocks go the steps that are made again, but are not made again out of hearing
-    with library.heard_by(recorder.hear), substituted(replaying, "_may_replay", lambda tokens: False):
+    with library.heard_by(recorder.hear), substituted(replaying, "may_replay", lambda tokens: False):
         run_layers()
     if left := sorted(set(library.functions()) - recorder.names):
         raise SystemExit(f"no layer calls {', '.join(left)}: add a case")

@@ -67,12 +67,13 @@ inline Panel<pair> right_of(const TurnedTokens& lie, const float* rows, int64_t 
 
 // Rows as the right side of a product with weights, with zeros beyond `count`
 template <class P>
-Panel<P> turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, Buffer<P>& to) {
+Panel<P> turn_tokens(Matrix<P> rows, int64_t count, int64_t depth, P* to) {
     const TurnedTokens lie{depth, padded(count)};
-    if (count < lie.columns) std::fill(to.begin(), to.end(), P{});
     for (int64_t t = 0; t < count; t += PANEL)
-        turn(rows.data + t * rows.row, rows.row, std::min(PANEL, count - t), depth, &to[lie.place(0, t)], lie.row);
-    return lie.at(to.data());
+        turn(rows.data + t * rows.row, rows.row, std::min(PANEL, count - t), depth, to + lie.place(0, t), lie.row);
+    for (int64_t i = 0; count < lie.columns && i < depth; i++)
+        std::fill_n(to + lie.place(i, count), lie.columns - count, P{});
+    return lie.at(to);
 }
 
 inline int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -154,12 +155,12 @@ struct NormedTokens {
     typedef Operand<E> P;
     typedef std::conditional_t<std::is_same_v<P, pair>, bf16, float> Single;
     const int64_t width, most = T, row = padded(width);  // `most` are the tokens of a piece
-    Buffer<float> rows = Buffer<float>(most * row);
-    Buffer<P> left = Buffer<P>(deep<P>(most * row)), turned = Buffer<P>(deep<P>(width) * most);
+    Unwritten<float> rows{size_t(most * row)};
+    Unwritten<P> left{size_t(deep<P>(most * row))}, turned{size_t(deep<P>(width) * most)};
 
     // A piece behind its norm, as the right side of a product with weights, (deep(c) × padded(count))
     Panel<P> of(const Tokens<E>& x, const Piece& piece, const Norm& norm) {
-        return turn_tokens(left_of(x, piece, norm), piece.count, deep<P>(width), turned);
+        return turn_tokens(left_of(x, piece, norm), piece.count, deep<P>(width), turned.data);
     }
 
     // The same as a left side, (count × deep(c))
@@ -171,25 +172,27 @@ struct NormedTokens {
             normed<4>(
                 {from(t), from(t + 1), from(t + 2), from(t + 3)}, width, norm, {to(t), to(t + 1), to(t + 2), to(t + 3)});
         for (; t < piece.count; t++) normed<1>({from(t)}, width, norm, {to(t)});
-        return {left.data(), deep<P>(row), 1};
+        // the other one of a token's last pair
+        for (t = 0; width % 2 && t < piece.count; t++) to(t)[width] = Single{};
+        return {left.data, deep<P>(row), 1};
     }
 
     // One of the piece's tokens behind its norm, as it is multiplied
-    Single* operands(int64_t t) { return reinterpret_cast<Single*>(&left[t * deep<P>(row)]); }
+    Single* operands(int64_t t) { return reinterpret_cast<Single*>(left.data + t * deep<P>(row)); }
 
     // out = x + scale · (branch + bias) of a piece, of its branch (channels × padded(count))
     void add(
         const float* branch, const Tokens<E>& x, const Piece& piece, const Numbers& bias, const Numbers& scale,
         const Tokens<E>& out) {
         const int64_t columns = padded(piece.count);
-        turn(branch, columns, width, piece.count, rows.data(), row);
+        turn(branch, columns, width, piece.count, rows.data, row);
         for (int64_t t = 0; t < piece.count; t++) {
             const E* from = x.at(piece.b, 0, piece.first + t);
             E* to = out.at(piece.b, 0, piece.first + t);
             for (int64_t c = 0; c < width; c += W) {
                 const int64_t n = width - c;
                 const auto read = [&](const auto* p) { return n >= W ? load(p + c) : load(p + c, n); };
-                vec added = load(&rows[t * row + c]);
+                vec added = load(rows.data + t * row + c);
                 if (bias.data) added += read(bias.data);
                 if (scale.data) added *= read(scale.data);
                 added += read(from);

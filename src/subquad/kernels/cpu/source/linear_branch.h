@@ -55,14 +55,14 @@ Answer linear_branch_sums_of(
     parallel(shape.threads, [&](int me, int all) {
         weights.prepare(me, all);
         NormedTokens<E> around{c};
-        Buffer<Single> rows(2 * c * T);
+        const Unwritten<Single> rows(2 * c * T);
         Buffer<P> panel(deep<P>(T) * row);
         sums.gather_images(shape, shape.keys, me, all, [&](const Piece& piece, float* sum) {
             const int64_t columns = padded(piece.count), depth = deep<P>(columns);
             const TurnedTokens lie{2 * c, columns, columns, 1};  // side by side: they are a left side as well
-            const Projected<Single> put{bias.data, feature, c, piece.count, lie, rows.data(), sum + totals};
+            const Projected<Single> put{bias.data, feature, c, piece.count, lie, rows.data, sum + totals};
             multiply(2 * c, columns, deep<P>(c), weights.from(0), around.of(x, piece, norm), put);
-            const Matrix<P> keys{reinterpret_cast<const P*>(rows.data()), depth, 1};
+            const Matrix<P> keys{reinterpret_cast<const P*>(rows.data), depth, 1};
             for (int64_t first = 0; first < c; first += d) {
                 turn(keys.data + (c + first) * depth, depth, d, depth, panel.data(), row);
                 const Matrix<P> own{keys.data + first * depth, depth, 1};
@@ -151,17 +151,17 @@ Answer linear_branch_answers_of(
         if (early) merge(c * me / all, c * (me + 1) / all - c * me / all);
         barrier();
         NormedTokens<E> around{c};
-        Buffer<float> features(c * T), answers(c * T);
+        const Unwritten<float> features(c * T), answers(c * T);
         Buffer<P> room;
         const auto answer = [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const TurnedTokens lie{c, columns};
-            const Projected<float> put{bias.data, feature, c, columns, lie, features.data(), nullptr};
+            const Projected<float> put{bias.data, feature, c, columns, lie, features.data, nullptr};
             multiply(c, columns, deep<P>(c), queries.from(0), around.of(x, piece, norm), put);
             for (int64_t h = 0; h < heads_of; h++) {
                 const TurnedState<P>& state = states[piece.b * heads_of + h];
-                const float* q = &features[lie.place(h * d, 0)];
-                float* y = &(early ? features : answers)[lie.place(h * d, 0)];
+                const float* q = features.data + lie.place(h * d, 0);
+                float* y = (early ? features : answers).data + lie.place(h * d, 0);
                 vec factors[T / W];
                 for (int64_t t = 0; t < columns; t += W) {
                     vec z = fill(floor);
@@ -173,7 +173,7 @@ Answer linear_branch_answers_of(
                     for (int64_t i = 0; i < d; i++)
                         store(y + lie.place(i, t), load(y + lie.place(i, t)) * factors[t / W]);
             }
-            float *from = early ? features.data() : answers.data(), *to = early ? answers.data() : features.data();
+            float *from = (early ? features : answers).data, *to = (early ? answers : features).data;
             const Matrix<P> own{reinterpret_cast<const P*>(merged.data() + piece.b * c * c), deep<P>(c), 1};
             multiply(c, columns, deep<P>(c), early ? own : behind.from(0), right_of(lie, from, c, room), {to, columns});
             around.add(to, x, piece, proj_bias, scale, out);

@@ -43,21 +43,21 @@ Answer mlp_with(
         inner.prepare(me, all);
         outer.prepare(me, all);
         NormedTokens<E> around{d, many_tokens<P>(alone, all)};
-        Buffer<float> sums(d * around.most);
-        Buffer<P> features(deep<P>(part) * around.most);
+        const Unwritten<float> sums(d * around.most);
+        const Unwritten<P> features(deep<P>(part) * around.most);
         even_pieces(alone, me, all, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const Panel<P> tokens = around.of(x, piece, norm);
             const TurnedTokens lie{deep<P>(part), columns};
             for (int64_t from = 0; from < hidden; from += part) {
                 const int64_t count = std::min(part, hidden - from);
-                const Activated<E, Act> activated{act, first_bias.data + from, features.data(), lie};
+                const Activated<E, Act> activated{act, first_bias.data + from, features.data, lie};
                 multiply(count, columns, deep<P>(d), inner.from(from), tokens, activated);
                 const Matrix<P> some = outer.from(0, deep<P>(from));
-                const Panel<P> right = lie.at(features.data());
-                multiply(d, columns, deep<P>(count), some, right, {sums.data(), columns}, from > 0);
+                const Panel<P> right = lie.at(features.data);
+                multiply(d, columns, deep<P>(count), some, right, {sums.data, columns}, from > 0);
             }
-            around.add(sums.data(), x, piece, second_bias, scale, out);
+            around.add(sums.data, x, piece, second_bias, scale, out);
         }, around.most);
         const Share inside{hidden, me, all}, outside{d, me, all};
         shared_pieces(alone, shape.queries, [&](const Piece& piece) {

@@ -101,14 +101,23 @@ struct Room {
     Buffer<float> data;
 };
 
+// A thread's share of `parallel`
+template <class Function>
+void shared(Function& function, int me, int all) {
+#if defined(HAS_SQUARES)
+    const WhileSquaresStay here;
+#endif
+    function(me, all);
+}
+
 // Calls of `parallel` on all threads; `barrier` inside waits for all of them.
 template <class Function>
 void parallel(int threads, Function&& function) {
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
-    function(omp_get_thread_num(), omp_get_num_threads());
+    shared(function, omp_get_thread_num(), omp_get_num_threads());
 #else
-    function(0, 1);
+    shared(function, 0, 1);
 #endif
 }
 
