@@ -4,6 +4,16 @@
 #include "activations.h"
 #include "branches.h"
 
+// The channels of a projection that a thread computes: all of them, or those whose weights it has turned (`turn_panels`)
+struct SomeChannels {
+    int64_t first = 0, behind;
+    SomeChannels(int64_t count) : behind(count) {}
+    SomeChannels(int64_t count, int me, int all) {
+        const int64_t parts = (count + PANEL - 1) / PANEL;
+        first = parts * me / all * PANEL, behind = std::min(count, parts * (me + 1) / all * PANEL);
+    }
+};
+
 // Where tokens × some channels of a projection go: plus biases, if there are any, behind an activation, to tokens from
 // `first` on
 template <class E, class Act>
@@ -41,21 +51,26 @@ Answer norm_projection_with(
     constexpr int64_t part = PANEL;
     const int64_t depth = deep<P>(c);
     Buffer<P> panels(padded(all_rows, part) * depth);
+    const bool by_channels = is_shared_by_channels<P>(shape.queries, all_rows * c, shape.threads);
     parallel(shape.threads, [&](int me, int all) {
         turn_panels(weight, me, all, panels.data());
-        NormedTokens<E> around{c, many_tokens<P>(shape.queries, all)};
+        NormedTokens<E> around{c, many_tokens<P>(shape.queries, by_channels ? 1 : all)};
         Buffer<P> left;
-        even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
+        const auto project = [&](const Piece& piece, const SomeChannels& some) {
             const Matrix<P> tokens = has_norm ? around.left_of(x, piece, norm) : lowered(x, piece, c, left);
-            for (int64_t from = 0; from < all_rows; from += part) {
+            for (int64_t from = some.first; from < some.behind; from += part) {
                 const Biased<E, Act> put{act, out, piece.first, from, all_rows, bias.data};
                 const int64_t columns = padded(std::min(part, all_rows - from));
                 multiply(piece.count, columns, depth, tokens, Panel<P>{&panels[from * depth], part}, put);
             }
-            if (more)
+            // all threads of those that share channels have the same
+            if (more && some.first == 0)
                 for (int64_t t = 0; t < piece.count; t++)
                     copy(around.operands(t), c, out.at(0, 0, piece.first + t) + all_rows);
-        }, around.most);
+        };
+        if (by_channels) return project({0, 0, 0, 0, shape.queries}, {all_rows, me, all});
+        even_pieces<R>(
+            shape.queries, me, all, [&](const Piece& piece) { project(piece, {all_rows}); }, around.most);
     });
     return DONE;
 }
@@ -107,17 +122,21 @@ Answer projection_residual_of(
     if (weight.count != c || weight.width != m || weight.token != m) return MISFIT;
     const int64_t depth = deep<P>(m);
     Buffer<P> panels(padded(c, PANEL) * depth);
+    const bool by_channels = is_shared_by_channels<P>(shape.queries, c * m, shape.threads);
     parallel(shape.threads, [&](int me, int all) {
         turn_panels(weight, me, all, panels.data());
         Buffer<P> left;
-        even_pieces<R>(shape.queries, me, all, [&](const Piece& piece) {
+        const auto project = [&](const Piece& piece, const SomeChannels& some) {
             const Matrix<P> tokens = lowered(y, piece, m, left);
-            for (int64_t from = 0; from < c; from += PANEL) {
+            for (int64_t from = some.first; from < some.behind; from += PANEL) {
                 const Added<E> put{x, out, piece.first, from, c, bias.data, scale.data};
                 const Panel<P> right{&panels[from * depth], PANEL};
                 multiply(piece.count, padded(std::min(PANEL, c - from)), depth, tokens, right, put);
             }
-        }, many_tokens<P>(shape.queries, all));
+        };
+        if (by_channels) return project({0, 0, 0, 0, shape.queries}, {c, me, all});
+        even_pieces<R>(
+            shape.queries, me, all, [&](const Piece& piece) { project(piece, {c}); }, many_tokens<P>(shape.queries, all));
     });
     return DONE;
 }

@@ -149,6 +149,14 @@ int64_t many_tokens(int64_t tokens, int64_t threads) {
     return T;
 }
 
+// Whether threads share the weights, each some channels of all tokens, rather than the tokens: where these are few, each
+// would read all weights for its share of them
+template <class P>
+bool is_shared_by_channels(int64_t tokens, int64_t weights, int threads) {
+    constexpr int64_t near = 1 << 19;  // half of an L2 cache
+    return threads > 1 && tokens <= 4 * T && weights > near && many_tokens<P>(tokens, 1) > T;
+}
+
 // What surrounds a half of a block, a piece of tokens at a time: their norm before it, the residual behind it
 template <class E>
 struct NormedTokens {
@@ -180,11 +188,10 @@ struct NormedTokens {
     // One of the piece's tokens behind its norm, as it is multiplied
     Single* operands(int64_t t) { return reinterpret_cast<Single*>(left.data + t * deep<P>(row)); }
 
-    // out = x + scale · (branch + bias) of a piece, of its branch (channels × padded(count))
+    // out = x + scale · (branch + bias) of a piece, of its branch (channels × columns)
     void add(
-        const float* branch, const Tokens<E>& x, const Piece& piece, const Numbers& bias, const Numbers& scale,
-        const Tokens<E>& out) {
-        const int64_t columns = padded(piece.count);
+        const float* branch, int64_t columns, const Tokens<E>& x, const Piece& piece, const Numbers& bias,
+        const Numbers& scale, const Tokens<E>& out) {
         turn(branch, columns, width, piece.count, rows.data, row);
         for (int64_t t = 0; t < piece.count; t++) {
             const E* from = x.at(piece.b, 0, piece.first + t);

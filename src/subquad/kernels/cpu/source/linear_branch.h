@@ -176,7 +176,7 @@ Answer linear_branch_answers_of(
             float *from = (early ? features : answers).data, *to = (early ? answers : features).data;
             const Matrix<P> own{reinterpret_cast<const P*>(merged.data() + piece.b * c * c), deep<P>(c), 1};
             multiply(c, columns, deep<P>(c), early ? own : behind.from(0), right_of(lie, from, c, room), {to, columns});
-            around.add(to, x, piece, proj_bias, scale, out);
+            around.add(to, columns, x, piece, proj_bias, scale, out);
         };
         if (shape.batch == 1) even_pieces(shape.queries, me, all, answer);
         else pieces(shape, shape.queries, me, all, answer);

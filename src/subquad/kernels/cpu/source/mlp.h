@@ -37,29 +37,50 @@ Answer mlp_with(
     constexpr int64_t part = 192;  // hidden channels at a time: they stay in the L2 cache; even, as pairs have it
     Buffer<float> shared_sums;
     Buffer<P> shared_features;
-    const int64_t alone = for_each_thread(shape.queries, d * hidden * W, shape.threads);
+    const bool by_channels = is_shared_by_channels<P>(shape.queries, d * hidden, shape.threads);
+    Buffer<const float*> parts(shape.threads);  // the threads' sums, where they share channels
+    const int64_t alone = by_channels ? shape.queries : for_each_thread(shape.queries, d * hidden * W, shape.threads);
     if (alone < shape.queries) shared_sums.resize(d * T), shared_features.resize(deep<P>(hidden) * T);
     parallel(shape.threads, [&](int me, int all) {
         inner.prepare(me, all);
         outer.prepare(me, all);
-        NormedTokens<E> around{d, many_tokens<P>(alone, all)};
+        NormedTokens<E> around{d, many_tokens<P>(alone, by_channels ? 1 : all)};
         const Unwritten<float> sums(d * around.most);
         const Unwritten<P> features(deep<P>(part) * around.most);
-        even_pieces(alone, me, all, [&](const Piece& piece) {
+        // what some of the hidden channels give
+        const auto branch = [&](const Piece& piece, int64_t first_channel, int64_t behind) {
             const int64_t columns = padded(piece.count);
             const Panel<P> tokens = around.of(x, piece, norm);
             const TurnedTokens lie{deep<P>(part), columns};
-            for (int64_t from = 0; from < hidden; from += part) {
-                const int64_t count = std::min(part, hidden - from);
+            for (int64_t from = first_channel; from < behind; from += part) {
+                const int64_t count = std::min(part, behind - from);
                 const Activated<E, Act> activated{act, first_bias.data + from, features.data, lie};
                 multiply(count, columns, deep<P>(d), inner.from(from), tokens, activated);
                 const Matrix<P> some = outer.from(0, deep<P>(from));
                 const Panel<P> right = lie.at(features.data);
-                multiply(d, columns, deep<P>(count), some, right, {sums.data, columns}, from > 0);
+                multiply(d, columns, deep<P>(count), some, right, {sums.data, columns}, from > first_channel);
             }
-            around.add(sums.data, x, piece, second_bias, scale, out);
-        }, around.most);
+        };
         const Share inside{hidden, me, all}, outside{d, me, all};
+        if (by_channels) {
+            const int64_t columns = padded(shape.queries), first_token = columns / W * me / all * W;
+            const int64_t behind = columns / W * (me + 1) / all * W;
+            branch({0, 0, 0, 0, shape.queries}, inside.from, inside.from + inside.count);
+            if (!inside.count) std::fill_n(sums.data, d * columns, 0.0f);
+            parts[me] = sums.data;
+            barrier();
+            for (int other = 0; other < all; other++)
+                for (int64_t i = 0; other != me && i < d * columns; i += columns)
+                    for (int64_t t = first_token; t < behind; t += W)
+                        store(sums.data + i + t, load(sums.data + i + t) + load(parts[other] + i + t));
+            const Piece mine{0, 0, 0, first_token, std::min(behind, shape.queries) - first_token};
+            around.add(sums.data + first_token, columns, x, mine, second_bias, scale, out);
+            return barrier();  // others read these sums
+        }
+        even_pieces(alone, me, all, [&](const Piece& piece) {
+            branch(piece, 0, hidden);
+            around.add(sums.data, padded(piece.count), x, piece, second_bias, scale, out);
+        }, around.most);
         shared_pieces(alone, shape.queries, [&](const Piece& piece) {
             const int64_t columns = padded(piece.count);
             const Panel<P> tokens = around.of(x, piece, norm);
@@ -72,7 +93,7 @@ Answer mlp_with(
             const Panel<P> right = lie.at(shared_features.data());
             multiply(outside.count, columns, deep<P>(hidden), outer.from(outside.from), right, branch);
             barrier();
-            if (me == 0) around.add(shared_sums.data(), x, piece, second_bias, scale, out);
+            if (me == 0) around.add(shared_sums.data(), columns, x, piece, second_bias, scale, out);
             barrier();
         });
     });
