@@ -55,18 +55,29 @@ struct Product {
     const Matrix<P> a;
     const Panel<P> b;
     const Put& put;
-    const Begun begun{};
+    // of pairs alone, so that numbers have nothing to ask
+    static constexpr bool may_be_begun = std::is_same_v<P, pair>;
+    struct NeverBegun {};
+    const std::conditional_t<may_be_begun, Begun, NeverBegun> begun{};
 
     template <int r, int v>
     void tile(int64_t row, int64_t column) const {
         const P *left = a.data + row * a.row, *right = b.data + column * b.reach;
         vec sums[r][v];
         UNROLLED for (int i = 0; i < r; i++)
-            UNROLLED for (int j = 0; j < v; j++)
-                sums[i][j] = begun.sums ? load(begun.sums + ((row - begun.first + i) * v + j) * W) : vec{};
-        // of twice as many bytes it costs more than it brings
-        if (std::is_same_v<P, pair> && a.column == 1 && column == 0 && !begun.sums) fetch(left + r * a.row, r);
-        for (int64_t k = begun.depth; k < depth; k++) {
+            UNROLLED for (int j = 0; j < v; j++) sums[i][j] = vec{};
+        int64_t k = 0;
+        if constexpr (may_be_begun) {
+            if (begun.sums) {
+                UNROLLED for (int i = 0; i < r; i++)
+                    UNROLLED for (int j = 0; j < v; j++)
+                        sums[i][j] = load(begun.sums + ((row - begun.first + i) * v + j) * W);
+                k = begun.depth;
+            } else if (a.column == 1 && column == 0) {
+                fetch(left + r * a.row, r);  // of twice as many bytes it costs more than it brings
+            }
+        }
+        for (; k < depth; k++) {
             decltype(load(right)) line[v];
             UNROLLED for (int j = 0; j < v; j++) line[j] = load(right + k * b.row + j * W);
             UNROLLED for (int i = 0; i < r; i++) {
@@ -112,6 +123,8 @@ struct Product {
 
     // Of the rows before `behind` all columns
     void all_columns(int64_t row, int64_t behind, int64_t width) const {
-        for (int64_t j = 0; j < width; j += PANEL) panel(row, behind, j, std::min(PANEL, width - j));
+        int64_t j = 0;
+        for (; j + PANEL <= width; j += PANEL) columns<V>(row, behind, j);
+        if (j < width) panel(row, behind, j, width - j);
     }
 };
