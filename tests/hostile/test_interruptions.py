@@ -114,6 +114,17 @@ def test_an_interrupted_command_is_one_line(pictures, tmp_path, monkeypatch, cap
     assert said.startswith("subquad: interrupted: 1 of 2 epochs are kept") and said.count("\n") == 1
 
 
+@pytest.fixture(autouse=True)
+def handlers():
+    """Python's own, whatever a test before has left."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler or signal.SIG_DFL)
+
+
 def test_a_second_signal_does_not_break_off_what_tidies_up(monkeypatch):
     # it is one that comes soon after the first: a machine that does much else must not make it a late one
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: 7.0))
